@@ -1,0 +1,14 @@
+#include "kernels/registry.h"
+
+#include "kernels/strided_copy.h"
+
+namespace staging::kernels {
+
+const Kernel* find_kernel(std::string_view name) noexcept {
+  for (const Kernel* kernel : {&strided_copy()}) {
+    if (name == kernel->name) return kernel;
+  }
+  return nullptr;
+}
+
+}  // namespace staging::kernels

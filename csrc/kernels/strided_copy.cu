@@ -1,0 +1,3 @@
+#include "kernels/strided_copy.cuh"
+
+STAGING_CUDA_STUB(strided_copy)

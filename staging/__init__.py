@@ -1,0 +1,42 @@
+"""CUDA-native tensor staging: race-free copies of small arrays between host and device.
+
+Importing this package loads nothing else: neither torch, nor NumPy, nor the
+extension module, nor the CUDA driver. Each name below is loaded from its module
+when it is first used (PEP 562), so that ``import staging.process`` stays cheap in
+processes that never touch a tensor.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Public name -> the module that defines it. The imports for type checkers below say
+# the same; tests/staging/test_init.py compares the two.
+_EXPORTS = {
+    "CpuGpuBuffer": "staging.buffer",
+    "copy_slice": "staging.copy",
+    "tensor_data": "staging.data",
+}
+
+if TYPE_CHECKING:
+    from staging.buffer import CpuGpuBuffer as CpuGpuBuffer
+    from staging.copy import copy_slice as copy_slice
+    from staging.data import tensor_data as tensor_data
+
+__all__ = ["CpuGpuBuffer", "__version__", "copy_slice", "tensor_data"]
+
+
+def __getattr__(name: str) -> Any:
+    module = _EXPORTS.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})
