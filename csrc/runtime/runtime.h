@@ -14,11 +14,13 @@
 //   * Calls that would break another thread's global-mode capture (queries, event waits,
 //     allocation, registration) run in the relaxed capture mode.
 //   * Nothing here takes the GIL.
+// What callers owe: methods that enqueue on a stream expect its device to be current
+//   (DeviceScope in runtime/device_scope.h), so that one operation asks for it once.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 namespace staging {
 
@@ -70,6 +72,11 @@ class Runtime {
   // The process's runtime: CUDA where this is a CUDA build and a driver with a device is
   // there, else the host. Throws StateError in a child forked after CUDA was initialised.
   static Runtime& get();
+  // Throws StateError in a child forked after CUDA was initialised: its handles and pinned
+  // memory belong to the parent. One relaxed load; every operation begins with it.
+  static void check_not_forked() {
+    if (forked_.load(std::memory_order_relaxed)) [[unlikely]] throw_forked();
+  }
   // Whether get() has chosen already; asking does not choose.
   static bool chosen() noexcept;
 
@@ -141,8 +148,11 @@ class Runtime {
   virtual void retain_in_capture(int device, StreamHandle stream, void (*destroy)(void*),
                                  void* argument) = 0;
 
- protected:
+ private:
   friend class RuntimeOverride;
+  friend struct RuntimeChoice;
+  [[noreturn]] static void throw_forked();
+  static std::atomic<bool> forked_;
 };
 
 // Makes `runtime` the answer of Runtime::get() while it lives. For tests.
