@@ -288,7 +288,7 @@ def _post(url: str, line: bytes, deadline: float) -> None:
     try:
         # The answer's status is enough (an error status raises); its body is not read.
         with opener.open(request, timeout=_remaining(deadline)):
-            pass
+            _remaining(deadline)  # an answer that was cut off at the deadline is none
     finally:
         for timer in timers:
             timer.cancel()
