@@ -77,6 +77,8 @@ class Runtime {
   static void check_not_forked() {
     if (forked_.load(std::memory_order_relaxed)) [[unlikely]] throw_forked();
   }
+  // The same as a question, for destructors: they leave such state alone.
+  static bool forked() noexcept { return forked_.load(std::memory_order_relaxed); }
   // Whether get() has chosen already; asking does not choose.
   static bool chosen() noexcept;
 
