@@ -18,16 +18,16 @@ _EXPORTS = {
     "ChildProcess": "staging.process.children",
     "EngineProcessManager": "staging.process.engines",
     "IterationDetails": "staging.process.iteration",
-    "ProcessReport": "staging.process.shutdown",
+    "ProcessReport": "staging.process.termination",
     "RayEngineManager": "staging.process.ray_engines",
     "RustFrontendProcessManager": "staging.process.frontend",
-    "ShutdownReport": "staging.process.shutdown",
+    "ShutdownReport": "staging.process.termination",
     "ZmqListener": "staging.process.listener",
     "compute_iteration_details": "staging.process.iteration",
     "get_engine_client_zmq_addr": "staging.process.addresses",
     "report_usage_stats": "staging.process.usage",
     "run_api_server_worker_proc": "staging.process.worker",
-    "shutdown": "staging.process.shutdown",
+    "shutdown": "staging.process.termination",
     "wait_for_completion_or_failure": "staging.process.wait",
 }
 
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from staging.process.iteration import compute_iteration_details as compute_iteration_details
     from staging.process.listener import ZmqListener as ZmqListener
     from staging.process.ray_engines import RayEngineManager as RayEngineManager
-    from staging.process.shutdown import ProcessReport as ProcessReport
-    from staging.process.shutdown import ShutdownReport as ShutdownReport
-    from staging.process.shutdown import shutdown as shutdown
+    from staging.process.termination import ProcessReport as ProcessReport
+    from staging.process.termination import ShutdownReport as ShutdownReport
+    from staging.process.termination import shutdown as shutdown
     from staging.process.usage import report_usage_stats as report_usage_stats
     from staging.process.wait import (
         wait_for_completion_or_failure as wait_for_completion_or_failure,

@@ -208,6 +208,7 @@ class _Launch(multiprocessing.popen_spawn_posix.Popen):
         check_children_can_be_reaped()
         # Before SIGTERM is blocked: starting the tracker unblocks it.
         tracker_fd = resource_tracker.getfd()
+        assert tracker_fd is not None
         self._fds.append(tracker_fd)
         payload = self._pickle(process_obj)
         child_end, own_end = os.pipe()

@@ -95,11 +95,33 @@ class Guard:
                 self._tell(b"gone\0" + mark.encode())
         self._dismiss_if_idle()
 
-    def add_path(self, path: str, stat: os.stat_result) -> None:
-        """Have `path` removed when this process dies, if it is still the same file."""
+    def expect_path(self, path: str) -> bool:
+        """Have the socket file removed that this process is about to make at `path`.
+
+        That is, if nobody listens on it then; until `add_path` says which file it is.
+
+        Returns
+        -------
+        bool
+            False when the path is known already: it is in use by this process.
+        """
         with self._lock:
-            self._paths[path] = (stat.st_dev, stat.st_ino)
-            self._tell(_path_packet(path, stat.st_dev, stat.st_ino))
+            if path in self._paths:
+                return False
+            self._add_path(path, 0, 0)
+            return True
+
+    def add_path(self, path: str, stat: os.stat_result) -> None:
+        """Have `path` removed when this process dies, if it is still the same file.
+
+        A folder is removed if it is empty then.
+        """
+        self._add_path(path, stat.st_dev, stat.st_ino)
+
+    def _add_path(self, path: str, device: int, inode: int) -> None:
+        with self._lock:
+            self._paths[path] = (device, inode)
+            self._tell(_path_packet(path, device, inode))
 
     def remove_path(self, path: str) -> None:
         """Forget a path that has been removed."""

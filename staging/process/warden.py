@@ -14,7 +14,8 @@ fields parted by NUL bytes. The warden never answers, so nothing waits for it.
 
 ``child MARK PID START``  a child, with its pidfd attached
 ``gone MARK``             the child has been reaped
-``path DEV INO PATH``     a socket file, or a folder, to remove
+``path DEV INO PATH``     a socket file, or a folder, to remove; ``0 0`` for a socket file
+                          that is about to be made
 ``drop PATH``             it has been removed
 ``bye``                   nothing is left to guard
 """
@@ -161,7 +162,11 @@ class Household:
     def _remove_paths(self) -> None:
         # Files before the folders that they are in.
         for path in sorted(self._paths, key=len, reverse=True):
-            remove_path(os.fsdecode(path), *self._paths[path])
+            device, inode = self._paths[path]
+            if inode:
+                remove_path(os.fsdecode(path), device, inode)
+            else:
+                remove_stale_socket(os.fsdecode(path))
 
 
 def remove_path(path: str, device: int, inode: int) -> bool:
@@ -184,6 +189,24 @@ def remove_path(path: str, device: int, inode: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def remove_stale_socket(path: str) -> bool:
+    """Remove a socket file on which nobody listens any more; unix(7).
+
+    Returns
+    -------
+    bool
+        Whether it was removed; False when it has gone, is alive, or is no socket.
+    """
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        stat = os.lstat(path)
+        probe.setblocking(False)  # a full queue is a sign of life, not worth a wait
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return remove_path(path, stat.st_dev, stat.st_ino)
+    return False
 
 
 def _remove_arenas(supervisor_pid: int) -> None:
