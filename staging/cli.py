@@ -12,7 +12,10 @@ from collections.abc import Sequence
 
 # command -> (module, what it does)
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("staging.demo.cli", "stage a model runner's inputs step after step, checking every byte"),
+    "demo": (
+        "staging.demo.cli",
+        "stage a model runner's inputs step after step, checking every byte",
+    ),
     "sim": ("staging.sim.cli", "run a command over the simulated device"),
     "serve": ("staging.process.serve", "serve an ASGI application from several workers"),
 }

@@ -91,7 +91,9 @@ class FiberBlock {
 
 }  // namespace
 
-void host_barrier() { FiberBlock::barrier(); }
+void host_barrier() {
+  FiberBlock::barrier();
+}
 
 namespace detail {
 

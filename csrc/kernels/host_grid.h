@@ -28,7 +28,9 @@ inline thread_local Dim3 gridDim{};
 
 // Waits until every thread of the block is here. Only inside a grid run with barriers.
 void host_barrier();
-inline void __syncthreads() { host_barrier(); }
+inline void __syncthreads() {
+  host_barrier();
+}
 
 namespace detail {
 

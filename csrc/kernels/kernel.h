@@ -2,15 +2,16 @@
 // backend and over the simulated device.
 //
 // Purpose: four files a kernel.
-//   <name>.cuh  the parameters (a plain struct, passed by value) and the body:
-//                 STAGING_KERNEL void <name>_kernel(<Name>Params params) { … }
-//               in namespace staging::kernels; nothing but what kernels/kernel.h includes.
+//   <name>.h    what the rest of the core sees: the parameters (a plain struct, passed by
+//               value) and the function that launches it.
+//   <name>.cuh  the body: STAGING_KERNEL void <name>_kernel(<Name>Params params) { … }
+//               in namespace staging::kernels.
 //   <name>.cu   nvcc: includes the body and returns its stub, STAGING_CUDA_STUB(<name>).
 //   <name>.cpp  the host compiler: includes the same body and defines the `Kernel`,
-//               STAGING_DEFINE_KERNEL(<name>, barriers), and the typed launch function.
-//   <name>.h    declares what the rest of the core calls. Add the kernel to registry.cpp.
-//   Compiled as plain C++ the body sees threadIdx, blockIdx, blockDim, gridDim,
-//   __syncthreads() and __shared__ with CUDA's meaning (see host_grid.h).
+//               STAGING_DEFINE_KERNEL(<name>, barriers), and the launch function.
+//   Add the kernel to registry.cpp, and the sources to CMakeLists.txt. Compiled as plain C++
+//   the body sees threadIdx, blockIdx, blockDim, gridDim, __syncthreads() and __shared__
+//   with CUDA's meaning (see host_grid.h).
 // Thread-safety: bodies hold no state.
 //
 // The simulated device finds the host function by the kernel's name (find_kernel).
@@ -20,11 +21,11 @@
 #define STAGING_KERNEL __global__
 #define STAGING_DEVICE __device__ __forceinline__
 #define STAGING_HOST_DEVICE __host__ __device__ __forceinline__
-#define STAGING_CUDA_STUB(name)                                        \
-  namespace staging::kernels {                                         \
-  const void* name##_cuda_stub() noexcept {                            \
-    return reinterpret_cast<const void*>(&name##_kernel);              \
-  }                                                                    \
+#define STAGING_CUDA_STUB(name)                           \
+  namespace staging::kernels {                            \
+  const void* name##_cuda_stub() noexcept {               \
+    return reinterpret_cast<const void*>(&name##_kernel); \
+  }                                                       \
   }
 #else
 #include "kernels/host_grid.h"
@@ -35,19 +36,19 @@
 #define STAGING_HOST_DEVICE inline
 
 #if defined(STAGING_WITH_CUDA)
-#define STAGING_DEFINE_KERNEL(name, barriers)                                        \
-  const void* name##_cuda_stub() noexcept;                                           \
-  const ::staging::Kernel& name() noexcept {                                         \
-    static const ::staging::Kernel kernel{#name "_kernel", name##_cuda_stub(),       \
-                                          &run_on_host<&name##_kernel, barriers>};   \
-    return kernel;                                                                   \
+#define STAGING_DEFINE_KERNEL(name, barriers)                                      \
+  const void* name##_cuda_stub() noexcept;                                         \
+  const ::staging::Kernel& name() noexcept {                                       \
+    static const ::staging::Kernel kernel{#name "_kernel", name##_cuda_stub(),     \
+                                          &run_on_host<&name##_kernel, barriers>}; \
+    return kernel;                                                                 \
   }
 #else
-#define STAGING_DEFINE_KERNEL(name, barriers)                                        \
-  const ::staging::Kernel& name() noexcept {                                         \
-    static const ::staging::Kernel kernel{#name "_kernel", nullptr,                  \
-                                          &run_on_host<&name##_kernel, barriers>};   \
-    return kernel;                                                                   \
+#define STAGING_DEFINE_KERNEL(name, barriers)                                      \
+  const ::staging::Kernel& name() noexcept {                                       \
+    static const ::staging::Kernel kernel{#name "_kernel", nullptr,                \
+                                          &run_on_host<&name##_kernel, barriers>}; \
+    return kernel;                                                                 \
   }
 #endif
 #endif

@@ -1,28 +1,10 @@
-// Copies a strided block of up to eight dimensions: each source element to its destination.
-//
-// Purpose: what cudaMemcpyAsync cannot say, transposes and gaps in one launch. The source
-//   may be pinned host memory, read through its device mapping.
-// Thread-safety: stateless; elements are written once, by one thread.
+// The body of strided_copy_kernel. See strided_copy.h.
 #pragma once
 
-#include <cstdint>
-
 #include "kernels/kernel.h"
+#include "kernels/strided_copy.h"
 
 namespace staging::kernels {
-
-inline constexpr int kStridedCopyMaxDims = 8;
-
-struct StridedCopyParams {
-  const unsigned char* src;
-  unsigned char* dst;
-  std::int64_t element_count;
-  int ndim;
-  int element_nbytes;  // 1, 2, 4, 8 or 16, and both sides are aligned to it
-  std::int64_t sizes[kStridedCopyMaxDims];
-  std::int64_t src_strides_nbytes[kStridedCopyMaxDims];
-  std::int64_t dst_strides_nbytes[kStridedCopyMaxDims];
-};
 
 struct alignas(16) Bytes16 {
   std::uint64_t lo, hi;
@@ -49,11 +31,21 @@ STAGING_KERNEL void strided_copy_kernel(StridedCopyParams params) {
     unsigned char* dst = params.dst + dst_offset;
     const unsigned char* src = params.src + src_offset;
     switch (params.element_nbytes) {
-      case 16: copy_element<Bytes16>(dst, src); break;
-      case 8: copy_element<std::uint64_t>(dst, src); break;
-      case 4: copy_element<std::uint32_t>(dst, src); break;
-      case 2: copy_element<std::uint16_t>(dst, src); break;
-      default: copy_element<std::uint8_t>(dst, src); break;
+      case 16:
+        copy_element<Bytes16>(dst, src);
+        break;
+      case 8:
+        copy_element<std::uint64_t>(dst, src);
+        break;
+      case 4:
+        copy_element<std::uint32_t>(dst, src);
+        break;
+      case 2:
+        copy_element<std::uint16_t>(dst, src);
+        break;
+      default:
+        copy_element<std::uint8_t>(dst, src);
+        break;
     }
   }
 }

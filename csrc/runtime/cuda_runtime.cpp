@@ -12,8 +12,12 @@ namespace staging {
 
 namespace {
 
-cudaStream_t stream_of(StreamHandle stream) { return static_cast<cudaStream_t>(stream); }
-cudaEvent_t event_of(EventHandle event) { return static_cast<cudaEvent_t>(event); }
+cudaStream_t stream_of(StreamHandle stream) {
+  return static_cast<cudaStream_t>(stream);
+}
+cudaEvent_t event_of(EventHandle event) {
+  return static_cast<cudaEvent_t>(event);
+}
 
 // The errors after which CUDA's documentation says that the process must be ended: "leaves
 // the process in an inconsistent state and any further CUDA work will return the same error".
@@ -40,10 +44,14 @@ bool destroys_context(cudaError_t code) {
 
 cudaMemcpyKind kind_of(CopyKind kind) {
   switch (kind) {
-    case CopyKind::kHostToHost: return cudaMemcpyHostToHost;
-    case CopyKind::kHostToDevice: return cudaMemcpyHostToDevice;
-    case CopyKind::kDeviceToHost: return cudaMemcpyDeviceToHost;
-    case CopyKind::kDeviceToDevice: return cudaMemcpyDeviceToDevice;
+    case CopyKind::kHostToHost:
+      return cudaMemcpyHostToHost;
+    case CopyKind::kHostToDevice:
+      return cudaMemcpyHostToDevice;
+    case CopyKind::kDeviceToHost:
+      return cudaMemcpyDeviceToHost;
+    case CopyKind::kDeviceToDevice:
+      return cudaMemcpyDeviceToDevice;
   }
   return cudaMemcpyDefault;
 }
@@ -199,10 +207,18 @@ class CudaRuntime final : public Runtime {
     PointerInfo info;
     info.device_pointer = attributes.devicePointer;
     switch (attributes.type) {
-      case cudaMemoryTypeHost: info.kind = MemoryKind::kPinned; break;
-      case cudaMemoryTypeDevice: info.kind = MemoryKind::kDevice; break;
-      case cudaMemoryTypeManaged: info.kind = MemoryKind::kManaged; break;
-      default: info.kind = MemoryKind::kPageable; break;
+      case cudaMemoryTypeHost:
+        info.kind = MemoryKind::kPinned;
+        break;
+      case cudaMemoryTypeDevice:
+        info.kind = MemoryKind::kDevice;
+        break;
+      case cudaMemoryTypeManaged:
+        info.kind = MemoryKind::kManaged;
+        break;
+      default:
+        info.kind = MemoryKind::kPageable;
+        break;
     }
     info.device = attributes.device;
     return info;
@@ -242,10 +258,9 @@ class CudaRuntime final : public Runtime {
     attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
     attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
     std::size_t first = 0;
-    const cudaError_t code =
-        cudaMemcpyBatchAsync(const_cast<void**>(reinterpret_cast<const void**>(dsts.data())),
-                             srcs.data(), sizes.data(), count, &attributes, &first, 1,
-                             stream_of(stream));
+    const cudaError_t code = cudaMemcpyBatchAsync(
+        const_cast<void**>(reinterpret_cast<const void**>(dsts.data())), srcs.data(), sizes.data(),
+        count, &attributes, &first, 1, stream_of(stream));
     if (code == cudaErrorCallRequiresNewerDriver || code == cudaErrorNotSupported) {
       cudaGetLastError();
       batch_missing_.store(true, std::memory_order_relaxed);
@@ -294,14 +309,18 @@ class CudaRuntime final : public Runtime {
  private:
   static CaptureStatus status_of(cudaStreamCaptureStatus status) {
     switch (status) {
-      case cudaStreamCaptureStatusActive: return CaptureStatus::kActive;
-      case cudaStreamCaptureStatusInvalidated: return CaptureStatus::kInvalidated;
-      default: return CaptureStatus::kNone;
+      case cudaStreamCaptureStatusActive:
+        return CaptureStatus::kActive;
+      case cudaStreamCaptureStatusInvalidated:
+        return CaptureStatus::kInvalidated;
+      default:
+        return CaptureStatus::kNone;
     }
   }
 
   void check(cudaError_t code, const char* call) {
-    if (code != cudaSuccess) [[unlikely]] fail(code, call);
+    if (code != cudaSuccess) [[unlikely]]
+      fail(code, call);
   }
 
   [[noreturn]] void fail(cudaError_t code, const char* call) {

@@ -10,7 +10,8 @@ namespace staging {
 class DeviceScope {
  public:
   // One current_device() call; set_device() only where the device differs.
-  DeviceScope(Runtime& runtime, int device) : runtime_(runtime), previous_(runtime.current_device()) {
+  DeviceScope(Runtime& runtime, int device)
+      : runtime_(runtime), previous_(runtime.current_device()) {
     switched_ = device >= 0 && previous_ != device;
     if (switched_) runtime_.set_device(device);
   }

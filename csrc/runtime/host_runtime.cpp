@@ -21,19 +21,29 @@ void HostRuntime::set_device(int device) {
   STAGING_EXPECTS(device < 0, "device must be -1 on the host backend, got ", device);
 }
 
-int HostRuntime::numa_node(int) { return -1; }
+int HostRuntime::numa_node(int) {
+  return -1;
+}
 
 // Handles are distinct addresses, so that mixing them up shows in tests.
-StreamHandle HostRuntime::create_stream(int) { return new char; }
+StreamHandle HostRuntime::create_stream(int) {
+  return new char;
+}
 void HostRuntime::destroy_stream(int, StreamHandle stream) noexcept {
   delete static_cast<char*>(stream);
 }
 void HostRuntime::synchronize_stream(int, StreamHandle) {}
 void HostRuntime::stream_wait_event(int, StreamHandle, EventHandle) {}
-CaptureStatus HostRuntime::capture_status(int, StreamHandle) { return CaptureStatus::kNone; }
-CaptureInfo HostRuntime::capture_info(int, StreamHandle) { return {}; }
+CaptureStatus HostRuntime::capture_status(int, StreamHandle) {
+  return CaptureStatus::kNone;
+}
+CaptureInfo HostRuntime::capture_info(int, StreamHandle) {
+  return {};
+}
 
-EventHandle HostRuntime::create_event(int, bool) { return new Clock::time_point(Clock::now()); }
+EventHandle HostRuntime::create_event(int, bool) {
+  return new Clock::time_point(Clock::now());
+}
 void HostRuntime::destroy_event(int, EventHandle event) noexcept {
   delete static_cast<Clock::time_point*>(event);
 }
@@ -43,7 +53,9 @@ void HostRuntime::record_event(int, EventHandle event, StreamHandle) {
 void HostRuntime::record_external_event(int device, EventHandle event, StreamHandle stream) {
   record_event(device, event, stream);
 }
-bool HostRuntime::query_event(int, EventHandle) { return true; }
+bool HostRuntime::query_event(int, EventHandle) {
+  return true;
+}
 void HostRuntime::synchronize_event(int, EventHandle) {}
 float HostRuntime::elapsed_ms(EventHandle start, EventHandle stop) {
   return std::chrono::duration<float, std::milli>(*static_cast<Clock::time_point*>(stop) -
@@ -59,18 +71,22 @@ void* HostRuntime::allocate_pinned(int, std::size_t nbytes) {
   }
   return pointer;
 }
-void HostRuntime::free_pinned(void* pointer) noexcept { std::free(pointer); }
+void HostRuntime::free_pinned(void* pointer) noexcept {
+  std::free(pointer);
+}
 void HostRuntime::register_pinned(int, void*, std::size_t) {}
 void HostRuntime::unregister_pinned(void*) noexcept {}
-PointerInfo HostRuntime::pointer_info(const void*) { return {}; }
+PointerInfo HostRuntime::pointer_info(const void*) {
+  return {};
+}
 
 void HostRuntime::copy_async(int, void* dst, const void* src, std::size_t nbytes, CopyKind,
                              StreamHandle) {
   std::memmove(dst, src, nbytes);
 }
 void HostRuntime::copy_2d_async(int, void* dst, std::size_t dst_pitch, const void* src,
-                                std::size_t src_pitch, std::size_t width_nbytes,
-                                std::size_t height, CopyKind, StreamHandle) {
+                                std::size_t src_pitch, std::size_t width_nbytes, std::size_t height,
+                                CopyKind, StreamHandle) {
   for (std::size_t row = 0; row < height; ++row) {
     std::memmove(static_cast<char*>(dst) + row * dst_pitch,
                  static_cast<const char*>(src) + row * src_pitch, width_nbytes);
@@ -91,8 +107,7 @@ void HostRuntime::launch(int, const Kernel& kernel, Dim3 grid, Dim3 block,
                          std::size_t shared_nbytes, void** args, StreamHandle) {
   kernel.host(grid, block, shared_nbytes, args);
 }
-void HostRuntime::launch_host_function(int, StreamHandle, void (*function)(void*),
-                                       void* argument) {
+void HostRuntime::launch_host_function(int, StreamHandle, void (*function)(void*), void* argument) {
   function(argument);
 }
 void HostRuntime::retain_in_capture(int, StreamHandle, void (*)(void*), void*) {

@@ -2,6 +2,8 @@
 
 namespace staging {
 
-std::unique_ptr<Runtime> make_cuda_runtime() { return nullptr; }
+std::unique_ptr<Runtime> make_cuda_runtime() {
+  return nullptr;
+}
 
 }  // namespace staging

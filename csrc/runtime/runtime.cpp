@@ -56,6 +56,8 @@ void Runtime::throw_forked() {
 RuntimeOverride::RuntimeOverride(Runtime& runtime) noexcept
     : previous_(RuntimeChoice::override_.exchange(&runtime)) {}
 
-RuntimeOverride::~RuntimeOverride() { RuntimeChoice::override_.store(previous_); }
+RuntimeOverride::~RuntimeOverride() {
+  RuntimeChoice::override_.store(previous_);
+}
 
 }  // namespace staging

@@ -75,7 +75,8 @@ class Runtime {
   // Throws StateError in a child forked after CUDA was initialised: its handles and pinned
   // memory belong to the parent. One relaxed load; every operation begins with it.
   static void check_not_forked() {
-    if (forked_.load(std::memory_order_relaxed)) [[unlikely]] throw_forked();
+    if (forked_.load(std::memory_order_relaxed)) [[unlikely]]
+      throw_forked();
   }
   // The same as a question, for destructors: they leave such state alone.
   static bool forked() noexcept { return forked_.load(std::memory_order_relaxed); }
@@ -126,16 +127,16 @@ class Runtime {
   virtual PointerInfo pointer_info(const void* pointer) = 0;
 
   // -- work on a stream; none of these waits -------------------------------------------
-  virtual void copy_async(int device, void* dst, const void* src, std::size_t nbytes,
-                          CopyKind kind, StreamHandle stream) = 0;
+  virtual void copy_async(int device, void* dst, const void* src, std::size_t nbytes, CopyKind kind,
+                          StreamHandle stream) = 0;
   virtual void copy_2d_async(int device, void* dst, std::size_t dst_pitch, const void* src,
                              std::size_t src_pitch, std::size_t width_nbytes, std::size_t height,
                              CopyKind kind, StreamHandle stream) = 0;
   // One driver call for many copies, unordered among themselves. False where the runtime
   // cannot (no such entry point, the legacy stream, a capturing stream): nothing was
   // enqueued and the caller copies one by one.
-  virtual bool copy_batch_async(int device, const CopyItem* items, std::size_t count,
-                                CopyKind kind, StreamHandle stream) = 0;
+  virtual bool copy_batch_async(int device, const CopyItem* items, std::size_t count, CopyKind kind,
+                                StreamHandle stream) = 0;
   virtual void fill_async(int device, void* dst, unsigned char value, std::size_t nbytes,
                           StreamHandle stream) = 0;
   virtual void launch(int device, const Kernel& kernel, Dim3 grid, Dim3 block,

@@ -79,9 +79,9 @@ std::string join_message(const Parts&... parts) {
 
 // Checks an argument; the parts are streamed into the message.
 //   STAGING_EXPECTS(n >= 0, "n must be >= 0, got ", n);
-#define STAGING_EXPECTS(condition, ...)                                           \
-  do {                                                                            \
-    if (!(condition)) [[unlikely]] {                                              \
+#define STAGING_EXPECTS(condition, ...)                                               \
+  do {                                                                                \
+    if (!(condition)) [[unlikely]] {                                                  \
       throw ::staging::InvalidArgument(::staging::detail::join_message(__VA_ARGS__)); \
-    }                                                                             \
+    }                                                                                 \
   } while (false)

@@ -22,6 +22,7 @@ class Running:
     def __init__(self, binary, env, directory, *, actions="", engine_count=1, transport="ipc"):
         self.http = socket.create_server(("127.0.0.1", 0))
         self.port = self.http.getsockname()[1]
+        self.grandchildren = []
         self.listeners = []
         self.addresses = []
         for name in ("input", "output"):
@@ -70,18 +71,12 @@ class Running:
         return json.loads(self.ask("GET", "/state")[1])
 
     def end(self):
-        for pid in self.grandchildren():
+        for pid in self.grandchildren:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.kill()
         self.process.stderr.close()
         return self.process.wait(30)
-
-    def grandchildren(self):
-        path = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        with contextlib.suppress(OSError):
-            return [int(pid) for pid in path.read_text().split()]
-        return []
 
 
 @pytest.fixture
@@ -203,8 +198,9 @@ def catches_sigterm(status):
 @pytest.mark.parametrize("own_session", [False, True])
 def test_it_leaves_a_grandchild_that_ignores_sigterm(start, own_session):
     action = "setsid-grandchild" if own_session else "fork-grandchild"
-    state = json.loads(start().until_serving().ask("POST", f"/do/{action}")[1])
-    (grandchild,) = state["grandchildren"]
+    frontend = start().until_serving()
+    state = json.loads(frontend.ask("POST", f"/do/{action}")[1])
+    (grandchild,) = frontend.grandchildren = state["grandchildren"]
     until(lambda: (os.getsid(grandchild) != os.getsid(state["pid"])) == own_session)
     os.kill(grandchild, signal.SIGTERM)
     time.sleep(0.05)

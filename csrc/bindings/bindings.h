@@ -1,0 +1,14 @@
+// The parts of the extension module: each adds its names to it.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace staging::bindings {
+
+void bind_errors(pybind11::module_& m);
+void bind_buffer(pybind11::module_& m);
+void bind_copy(pybind11::module_& m);
+void bind_data(pybind11::module_& m);
+void bind_runtime(pybind11::module_& m);
+
+}  // namespace staging::bindings

@@ -1,0 +1,38 @@
+#include "bindings/torch_bridge.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "support/error.h"
+
+namespace staging::bindings {
+
+namespace py = pybind11;
+
+const at::TensorBase& unpack_tensor(py::handle object, const char* name) {
+  if (!THPVariable_Check(object.ptr())) {
+    throw py::type_error(std::string(name) + " must be a torch.Tensor, got " +
+                         Py_TYPE(object.ptr())->tp_name);
+  }
+  return THPVariable_Unpack(object.ptr());
+}
+
+py::object wrap_tensor(const at::TensorBase& tensor) {
+  py::object object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+  if (!object) throw py::error_already_set();
+  return object;
+}
+
+std::optional<StreamHandle> stream_argument(py::handle stream, int device) {
+  if (stream.is_none()) return std::nullopt;
+  if (!py::hasattr(stream, "cuda_stream")) {
+    throw py::type_error(std::string("stream must be a torch.cuda.Stream or None, got ") +
+                         Py_TYPE(stream.ptr())->tp_name);
+  }
+  const int stream_device = stream.attr("device_index").cast<int>();
+  STAGING_EXPECTS(stream_device == device,
+                  "stream must belong to the tensor's device cuda:", device,
+                  ", got a stream of cuda:", stream_device);
+  return reinterpret_cast<StreamHandle>(stream.attr("cuda_stream").cast<std::uintptr_t>());
+}
+
+}  // namespace staging::bindings

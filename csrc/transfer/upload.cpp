@@ -1,0 +1,27 @@
+#include "transfer/upload.h"
+
+#include <cstring>
+
+namespace staging {
+
+Event upload_snapshot(DeviceContext& context, UploadRing& ring, void* dst, const void* src,
+                      std::size_t nbytes) {
+  return upload_through_slot(
+      context, ring, nbytes, [&](std::byte* slot) { std::memcpy(slot, src, nbytes); },
+      [&](const std::byte* slot) {
+        context.runtime().copy_async(context.device(), dst, slot, nbytes, CopyKind::kHostToDevice,
+                                     ring.stream().handle);
+      });
+}
+
+void detail::settle_unrecorded(UploadRing& ring, const UploadRing::Slot& slot) noexcept {
+  const StreamRef stream = ring.stream();
+  try {
+    ring.events().runtime().synchronize_stream(stream.device, stream.handle);
+    ring.abandon(slot);
+  } catch (...) {
+    ring.commit(slot, {});
+  }
+}
+
+}  // namespace staging

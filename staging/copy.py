@@ -1,0 +1,62 @@
+"""Copies between tensors of any two places."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from staging.extension import _C
+
+if TYPE_CHECKING:
+    import torch
+
+
+def copy_slice(
+    from_tensor: torch.Tensor,
+    to_tensor: torch.Tensor,
+    length: int,
+    *,
+    snapshot: bool = False,
+    stream: torch.cuda.Stream | None = None,
+) -> torch.Tensor:
+    """Copy ``from_tensor[:length]`` into ``to_tensor[:length]`` without blocking.
+
+    Parameters
+    ----------
+    from_tensor, to_tensor
+        Tensors of one dtype and one shape behind dimension 0, on the CPU or on CUDA
+        devices, with any strides.
+    length
+        How many rows of dimension 0 to copy, at most the rows of either tensor.
+    snapshot
+        Take the bytes of a host source before returning. Without it a pinned source is
+        read by the transfer itself, and must not be overwritten before the copy is done.
+    stream
+        Instead of the current stream of the device tensor's device (of the destination's,
+        where both are on a device).
+
+    Returns
+    -------
+    torch.Tensor
+        ``to_tensor[:length]``.
+
+    Raises
+    ------
+    TypeError
+        The dtypes differ, a tensor is sparse, on another kind of device, a lazy conjugate or
+        negative view, or requires a gradient while gradients are recorded.
+    ValueError
+        ``length`` or the shapes do not fit, the tensors overlap, or ``to_tensor`` is
+        expanded.
+    RuntimeError
+        The stream captures a CUDA graph and this copy could not be replayed, or the process
+        was forked after CUDA was initialised.
+
+    Notes
+    -----
+    Both tensors' memory is kept until the copy is done, whatever becomes of them in Python.
+
+    It does not wait for the copy, except that a copy into pageable memory returns when the
+    bytes are there. A pageable or strided source passes through pinned slots: the call
+    waits for the oldest copy of the stream where those are all in flight.
+    """
+    return _C.copy_slice(from_tensor, to_tensor, length, snapshot=snapshot, stream=stream)

@@ -1,0 +1,91 @@
+"""The bytes of a tensor as a view."""
+
+from __future__ import annotations
+
+from staging.extension import _C, torch
+
+
+def tensor_data(tensor: torch.Tensor, *, writable: bool = False) -> memoryview:
+    """View the bytes of a tensor.
+
+    Parameters
+    ----------
+    tensor
+        Any tensor with one flat byte image: dense, of any dtype, shape, strides and device.
+        Lazy conjugate and negative views are resolved first.
+    writable
+        A view through which the tensor can be written. Only for contiguous host tensors.
+
+    Returns
+    -------
+    memoryview
+        One-dimensional, format ``B``, in logical (row-major) order. Read-only by default.
+        For a contiguous host tensor it is the tensor's own memory, which it keeps alive and
+        which cannot be resized any more; for any other tensor it is a copy.
+
+    Raises
+    ------
+    TypeError
+        The tensor has no flat byte image (sparse, nested, meta and the like); the message
+        names the layout.
+    ValueError
+        ``writable`` was asked for a tensor that would have to be copied.
+
+    Notes
+    -----
+    Waits for nothing where the tensor is on the host. A tensor on a device is brought to the
+    host on its current stream, and the call returns when the bytes are there.
+    """
+    view = _C.contiguous_data(tensor, writable)
+    if view is None:
+        view = _copied_data(tensor, writable)
+    return view
+
+
+def _copied_data(tensor: torch.Tensor, writable: bool) -> memoryview:
+    _check_flat(tensor)
+    if writable:
+        raise ValueError(
+            "writable=True needs a contiguous host tensor, whose own memory can be viewed; got "
+            f"shape {tuple(tensor.shape)} with strides {tuple(tensor.stride())} on {tensor.device}"
+        )
+    with torch.no_grad():
+        dense = tensor.detach().resolve_conj().resolve_neg()
+        if not dense.is_contiguous():
+            dense = _as_bytes(dense).contiguous()
+        host = dense.to("cpu")
+    view = _C.contiguous_data(host, False)
+    assert view is not None
+    return view
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    # Some dtypes (the bit types among them) cannot be made contiguous; their bytes can.
+    return torch.as_strided(
+        torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()),
+        (*tensor.shape, tensor.element_size()),
+        (*(stride * tensor.element_size() for stride in tensor.stride()), 1),
+        tensor.storage_offset() * tensor.element_size(),
+    )
+
+
+def _check_flat(tensor: torch.Tensor) -> None:
+    layout = None
+    if tensor.layout is not torch.strided:
+        layout = str(tensor.layout)
+    elif tensor.is_nested:
+        layout = "nested"
+    elif tensor.device.type == "meta":
+        layout = "meta (no memory)"
+    elif torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        layout = "functorch wrapper"
+    elif tensor._is_zerotensor():
+        layout = "ZeroTensor"
+    elif not isinstance(tensor, torch.nn.Parameter) and type(tensor) is not torch.Tensor:
+        # A subclass may hold its values elsewhere (FakeTensor and others).
+        try:
+            tensor.untyped_storage().data_ptr()
+        except (RuntimeError, NotImplementedError):
+            layout = type(tensor).__name__
+    if layout is not None:
+        raise TypeError(f"a tensor of layout {layout} has no flat image of bytes")

@@ -1,0 +1,286 @@
+"""Find a child's descendants, whatever they did to hide, and kill them.
+
+A descendant leaves the tree of parents when its parent ends before it (init adopts
+it), and leaves the child's session when it calls ``setsid``. Three things are looked
+at, and one is enough:
+
+* the parents, up to a child that still exists;
+* the process group and the session, which a child leads from ``exec`` on;
+* a mark in the environment, which ``fork`` and ``exec`` hand on: each child is
+  started with ``STAGING_LINEAGE`` naming its supervisor and itself.
+
+A process that has cleared its environment, has left the session *and* has lost its
+parents is not found. Nobody is signalled by number: a pidfd is opened, and the
+process behind it is compared with the one that was found.
+
+This module is imported by the warden, which must start quickly: standard library
+only, and little of it. It holds no state; any thread may call it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from staging.process import pidfd as _pidfd
+
+LINEAGE = "STAGING_LINEAGE"
+
+# setproctitle writes titles over the memory that /proc/PID/environ shows, unless this
+# is set; the mark could then not be read from a process that forked without exec.
+KEEP_ENVIRON = "SPT_NOENV"
+
+_LINEAGE_KEY = os.fsencode(LINEAGE) + b"="
+
+# Processes that end by themselves once those they serve are gone, and still have
+# things to put away then: multiprocessing's resource tracker unlinks shared memory and
+# semaphores, and a child's own warden unlinks the child's ipc files.
+_SPARED = (b"multiprocessing.resource_tracker import main", b"staging.process.warden import main")
+
+_DEAD_STATES = frozenset("ZXx")
+
+_Key = tuple[int, int]
+
+
+class ProcessStat(NamedTuple):
+    """One line of ``/proc/PID/stat``, as far as it is needed here; proc_pid_stat(5)."""
+
+    pid: int
+    state: str
+    ppid: int
+    pgid: int
+    sid: int
+    start: int
+    """When it started, in clock ticks since boot: with the pid, it names a process."""
+
+    @property
+    def key(self) -> _Key:
+        """What names this process and no later one."""
+        return (self.pid, self.start)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has ended and only waits to be reaped."""
+        return self.state in _DEAD_STATES
+
+
+def new_mark() -> str:
+    """Return a mark for ``STAGING_LINEAGE`` that no other process carries."""
+    return os.urandom(8).hex()
+
+
+def marked_environment(environment: Mapping[str, str], marks: Iterable[str]) -> dict[str, str]:
+    """Return a copy of `environment` whose lineage is continued with `marks`."""
+    marked = dict(environment)
+    inherited = [mark for mark in marked.get(LINEAGE, "").split(":") if mark]
+    marked[LINEAGE] = ":".join([*inherited, *marks])
+    marked.setdefault(KEEP_ENVIRON, "1")
+    return marked
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """Return the process's line, or None when there is no such process."""
+    data = _read(f"/proc/{pid}/stat")
+    if data is None:
+        return None
+    # The command's name stands in parentheses and may contain any character.
+    fields = data[data.rindex(b")") + 2 :].split()
+    return ProcessStat(
+        pid,
+        fields[0].decode(),
+        int(fields[1]),
+        int(fields[2]),
+        int(fields[3]),
+        int(fields[19]),
+    )
+
+
+def read_marks(pid: int) -> frozenset[str]:
+    """Return the marks that process `pid` inherited; none where they cannot be read."""
+    data = _read(f"/proc/{pid}/environ")
+    if not data:
+        return frozenset()
+    at = 0 if data.startswith(_LINEAGE_KEY) else data.find(b"\0" + _LINEAGE_KEY) + 1
+    if at == 0 and not data.startswith(_LINEAGE_KEY):
+        return frozenset()
+    begin = at + len(_LINEAGE_KEY)
+    end = data.find(b"\0", begin)
+    value = data[begin : end if end >= 0 else len(data)]
+    return frozenset(value.decode("ascii", "replace").split(":"))
+
+
+def list_processes() -> dict[int, ProcessStat]:
+    """Return every process that ``/proc`` shows, by pid."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            stat = read_stat(int(name))
+            if stat is not None:
+                found[stat.pid] = stat
+    return found
+
+
+def find_family(
+    marks: Collection[str] = (),
+    *,
+    groups: Collection[int] = (),
+    roots: Collection[int] = (),
+    since: int = 0,
+) -> list[ProcessStat]:
+    """Return the living processes that belong to a child, and their descendants.
+
+    Parameters
+    ----------
+    marks
+        Marks, one of which a process of the family has in its environment.
+    groups
+        Process groups and sessions that belong to the family alone.
+    roots
+        Processes whose descendants belong to the family; they are not returned
+        themselves unless they belong to it for another reason.
+    since
+        When the oldest of the family started, in clock ticks: environments of older
+        processes are not read.
+
+    Returns
+    -------
+    list of ProcessStat
+        Without the caller, process 1, zombies and those that end by themselves
+        (resource trackers and wardens).
+    """
+    wanted = frozenset(marks)
+    processes = list_processes()
+    children: dict[int, list[int]] = {}
+    for stat in processes.values():
+        children.setdefault(stat.ppid, []).append(stat.pid)
+
+    never = {os.getpid(), 1}
+    family: dict[int, ProcessStat] = {}
+    heads = list(roots)
+    for stat in processes.values():
+        if stat.pid in never:
+            continue
+        if (
+            stat.pgid in groups
+            or stat.sid in groups
+            or (wanted and stat.start >= since and not wanted.isdisjoint(read_marks(stat.pid)))
+        ):
+            family[stat.pid] = stat
+            heads.append(stat.pid)
+    while heads:
+        for pid in children.get(heads.pop(), ()):
+            if pid not in family and pid not in never:
+                family[pid] = processes[pid]
+                heads.append(pid)
+    return [stat for stat in family.values() if not stat.is_dead and not _is_spared(stat.pid)]
+
+
+def kill_family(
+    marks: Collection[str] = (),
+    *,
+    groups: Collection[int] = (),
+    roots: Collection[int] = (),
+    since: int = 0,
+    spare: Collection[int] = (),
+    timeout: float = 0.1,
+) -> list[ProcessStat]:
+    """SIGKILL a child's descendants until none appears any more.
+
+    Parameters
+    ----------
+    marks, groups, roots, since
+        As `find_family` takes them.
+    spare
+        Pids that are left alone.
+    timeout
+        Seconds to wait for the end of those that the caller has adopted (it is
+        process 1, or a subreaper), which are then reaped. The others are not waited
+        for: they have been sent SIGKILL, and init reaps them.
+
+    Returns
+    -------
+    list of ProcessStat
+        Those that were sent SIGKILL.
+    """
+    killed: dict[_Key, ProcessStat] = {}
+    handles: list[int] = []
+    try:
+        # A process may fork between the listing and its end; what it forked inherits
+        # group, session and mark and is in the next listing. After SIGKILL it forks
+        # no more, so this ends.
+        while True:
+            fresh = [
+                stat
+                for stat in find_family(marks, groups=groups, roots=roots, since=since)
+                if stat.key not in killed and stat.pid not in spare
+            ]
+            if not fresh:
+                break
+            for stat in fresh:
+                killed[stat.key] = stat
+                handle = kill(stat)
+                if handle is not None:
+                    handles.append(handle)
+        _reap_adopted(handles, timeout)
+    finally:
+        for handle in handles:
+            os.close(handle)
+    return list(killed.values())
+
+
+def kill(found: ProcessStat) -> int | None:
+    """SIGKILL the process that was found.
+
+    Returns
+    -------
+    int or None
+        Its pidfd, for the caller to close; None when it has gone, or cannot be
+        signalled.
+    """
+    try:
+        handle = _pidfd.open_pidfd(found.pid)
+    except OSError:
+        return None
+    try:
+        # The number may have been given to another process since it was listed.
+        now = read_stat(found.pid)
+        if now is not None and now.start == found.start:
+            _pidfd.send_signal(handle, signal.SIGKILL)
+            return handle
+    except PermissionError:
+        pass  # it has become another user's
+    os.close(handle)
+    return None
+
+
+def _reap_adopted(handles: Iterable[int], timeout: float) -> None:
+    adopted = [handle for handle in handles if _pidfd.is_own_child(handle)]
+    deadline = time.monotonic() + timeout
+    for handle in adopted:
+        _pidfd.wait_any([handle], deadline - time.monotonic())
+        _pidfd.reap(handle)
+
+
+def _is_spared(pid: int) -> bool:
+    command = _read(f"/proc/{pid}/cmdline")
+    return command is not None and any(mark in command for mark in _SPARED)
+
+
+def _read(path: str) -> bytes | None:
+    """Return the file's bytes; None when it is gone or may not be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        parts = []
+        while part := os.read(fd, 1 << 16):
+            parts.append(part)
+        return b"".join(parts)
+    except OSError:
+        return None  # it ended while it was read
+    finally:
+        os.close(fd)
