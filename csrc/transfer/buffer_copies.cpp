@@ -20,21 +20,48 @@ void add(std::atomic<std::uint64_t>& counter, std::uint64_t amount) noexcept {
   counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
 }
 
+std::uint64_t elapsed_us(PollClock::time_point start) {
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(PollClock::now() - start).count());
+}
+
 }  // namespace
 
-BufferCopies::BufferCopies(DeviceContext& context, const Arrays& arrays, Reuse reuse) noexcept
+BufferCopies::BufferCopies(DeviceContext& context, Arrays arrays, Reuse reuse) noexcept
     : context_(context),
-      arrays_(arrays),
+      arrays_(std::move(arrays)),
       reuse_(reuse),
       tag_(next_tag()),
       order_(context.runtime()) {}
 
-void BufferCopies::check_not_capturing(StreamRef stream, const char* what) const {
-  if (context_.runtime().capture_status(stream.device, stream.handle) != CaptureStatus::kNone) {
-    throw StateError(detail::join_message(
-        what, " cannot run on a stream that captures a CUDA graph: at replay it would use host "
-              "memory that this buffer does not guard then"));
+BufferCopies::~BufferCopies() {
+  if (Runtime::forked()) return;
+  try {
+    if (order_.host_lost()) {
+      context_.retain_forever(arrays_.host_owner);
+    } else if (Event user = order_.host_user()) {
+      EventFrontier users;
+      users.add(std::move(user));
+      context_.retain(arrays_.host_owner, std::move(users));
+    }
+  } catch (...) {  // nobody to tell
   }
+}
+
+bool BufferCopies::capturing(StreamRef stream) const {
+  const CaptureStatus status = context_.runtime().capture_status(stream.device, stream.handle);
+  if (status == CaptureStatus::kInvalidated) [[unlikely]] {
+    throw StateError("the stream's CUDA graph capture was invalidated by an earlier error");
+  }
+  return status == CaptureStatus::kActive;
+}
+
+void BufferCopies::check_not_capturing(StreamRef stream, const char* what) const {
+  if (!capturing(stream)) return;
+  throw StateError(detail::join_message(
+      what, " cannot be captured in a CUDA graph: at replay it would use host memory that is not "
+            "guarded then. Call it outside the capture; copy_to_gpu() and refill() are what a "
+            "graph can have"));
 }
 
 UploadRing& BufferCopies::ring_of(StreamRef stream) {
@@ -47,7 +74,10 @@ bool BufferCopies::upload(StreamRef stream, std::size_t nbytes) {
   Runtime::check_not_forked();
   const DeviceScope scope(context_.runtime(), stream.device);
   CopyOrder::Turn turn(order_);
-  check_not_capturing(stream, "copy_to_gpu()");
+  if (capturing(stream)) [[unlikely]] {
+    capture(stream, nbytes);
+    return false;
+  }
   bool direct = arrays_.host_is_pinned && reuse_ != Reuse::kSnapshot;
   if (!direct && turn.host_in_flight()) {
     // A download is in flight: the array holds bytes from before it, and a snapshot would take
@@ -60,7 +90,7 @@ bool BufferCopies::upload(StreamRef stream, std::size_t nbytes) {
     copy_host_array(turn, stream, nbytes, CopyKind::kHostToDevice);
   } else {
     UploadRing& ring = ring_of(stream);
-    turn.wait_on(stream);
+    begin_copy(turn, stream);
     UploadReport report;
     try {
       Event event =
@@ -91,21 +121,86 @@ void BufferCopies::download(StreamRef stream, std::size_t nbytes) {
   if (!arrays_.host_is_pinned) wait_host();
 }
 
-void BufferCopies::copy_host_array(CopyOrder::Turn& turn, StreamRef stream, std::size_t nbytes,
-                                   CopyKind kind) {
-  Runtime& runtime = context_.runtime();
-  Event event = context_.events().acquire();
+void BufferCopies::begin_copy(CopyOrder::Turn& turn, StreamRef stream) {
   turn.wait_on(stream);
-  const bool to_device = kind == CopyKind::kHostToDevice;
-  runtime.copy_async(stream.device, to_device ? arrays_.device : arrays_.host,
-                     to_device ? arrays_.host : arrays_.device, nbytes, kind, stream.handle);
+  if (graph_slot_ != nullptr) graph_slot_->wait_on(stream);
+}
+
+void BufferCopies::capture(StreamRef stream, std::size_t nbytes) {
+  if (reuse_ == Reuse::kUnchecked && arrays_.host_is_pinned) {
+    context_.retain_in_graph(stream, arrays_.host_owner);
+    context_.retain_in_graph(stream, arrays_.device_owner);
+    context_.runtime().copy_async(stream.device, arrays_.device, arrays_.host, nbytes,
+                                  CopyKind::kHostToDevice, stream.handle);
+    return;
+  }
+  if (graph_slot_ == nullptr) graph_slot_ = std::make_shared<GraphSlot>(context_, arrays_.nbytes);
+  write_graph_slot(nbytes);
+  try {
+    graph_slot_->capture(stream, arrays_.device, nbytes, arrays_.device_owner);
+  } catch (...) {
+    if (graph_slot_->poisoned()) graph_slot_.reset();  // what its graph reads never changes now
+    throw;
+  }
+  add(counts_.captured, 1);
+}
+
+void BufferCopies::write_graph_slot(std::size_t nbytes) {
+  wait_host();
+  const auto start = PollClock::now();
+  if (graph_slot_->wait()) count_waits(1, elapsed_us(start));
+  graph_slot_->write(arrays_.host, nbytes);
+}
+
+void BufferCopies::refill(StreamRef stream, std::size_t nbytes) {
+  Runtime::check_not_forked();
+  const DeviceScope scope(context_.runtime(), stream.device);
+  CopyOrder::Turn turn(order_);
+  check_not_capturing(stream, "refill()");
+  if (graph_slot_ == nullptr) {
+    throw StateError(
+        "refill() has nothing to fill: no copy_to_gpu() of this buffer was captured in a CUDA "
+        "graph. Capture one first");
+  }
+  turn.wait_on(stream);
+  if (nbytes > 0) write_graph_slot(nbytes);
+}
+
+Event BufferCopies::copy(CopyOrder::Turn& turn, StreamRef stream, void* dst, const void* src,
+                         std::size_t nbytes, CopyKind kind, bool uses_host, bool* lost) {
+  // Before the copy: if no event is to be had, nothing has been enqueued.
+  Event event = context_.events().acquire();
+  begin_copy(turn, stream);
+  context_.runtime().copy_async(stream.device, dst, src, nbytes, kind, stream.handle);
   try {
     event.record(stream);
   } catch (...) {
-    turn.lost(stream);
+    const bool settled = turn.lost(stream);
+    if (lost != nullptr) *lost = !settled;
     throw;
   }
-  turn.done(std::move(event), /*uses_host=*/true);
+  turn.done(event, uses_host);
+  return event;
+}
+
+void BufferCopies::copy_host_array(CopyOrder::Turn& turn, StreamRef stream, std::size_t nbytes,
+                                   CopyKind kind) {
+  const bool to_device = kind == CopyKind::kHostToDevice;
+  copy(turn, stream, to_device ? arrays_.device : arrays_.host,
+       to_device ? arrays_.host : arrays_.device, nbytes, kind, /*uses_host=*/true, nullptr);
+}
+
+Fetch BufferCopies::fetch(StreamRef stream, void* dst, std::size_t nbytes, bool* lost) {
+  if (nbytes == 0) return {};
+  Runtime::check_not_forked();
+  const DeviceScope scope(context_.runtime(), stream.device);
+  CopyOrder::Turn turn(order_);
+  check_not_capturing(stream, "fetch()");
+  Event event = copy(turn, stream, dst, arrays_.device, nbytes, CopyKind::kDeviceToHost,
+                     /*uses_host=*/false, lost);
+  add(counts_.fetches, 1);
+  add(counts_.to_cpu_nbytes, nbytes);
+  return Fetch(context_, std::move(event));
 }
 
 ReservedSlot BufferCopies::begin_fill(StreamRef stream, std::size_t nbytes) {
@@ -124,7 +219,7 @@ void BufferCopies::end_fill(ReservedSlot slot, std::size_t nbytes) {
   const DeviceScope scope(context_.runtime(), stream.device);
   CopyOrder::Turn turn(order_);
   check_not_capturing(stream, "fill()");
-  turn.wait_on(stream);
+  begin_copy(turn, stream);
   UploadReport report;
   try {
     Event event = slot.upload(
@@ -144,11 +239,8 @@ void BufferCopies::end_fill(ReservedSlot slot, std::size_t nbytes) {
 }
 
 void BufferCopies::wait_host() {
-  const auto start = std::chrono::steady_clock::now();
-  if (!order_.wait_host()) return;
-  const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(
-      std::chrono::steady_clock::now() - start);
-  count_waits(1, static_cast<std::uint64_t>(waited.count()));
+  const auto start = PollClock::now();
+  if (order_.wait_host()) count_waits(1, elapsed_us(start));
 }
 
 void BufferCopies::count_waits(std::uint64_t waits, std::uint64_t waited_us) noexcept {
@@ -166,6 +258,7 @@ BufferCounts BufferCopies::counts() const noexcept {
           .fetches = read(counts_.fetches),
           .to_gpu_nbytes = read(counts_.to_gpu_nbytes),
           .to_cpu_nbytes = read(counts_.to_cpu_nbytes),
+          .captured = read(counts_.captured),
           .waits = read(counts_.waits),
           .waited_us = read(counts_.waited_us)};
 }

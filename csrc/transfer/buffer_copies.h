@@ -1,8 +1,8 @@
 // The copies between one host array and one device array.
 //
 // Purpose: the race-free heart of CpuGpuBuffer.
-// Owner: the arrays belong to the caller, who keeps them alive while a copy is in flight (see
-//   CopyOrder).
+// Owner: shares the arrays with the caller, and hands the host array over to the context when
+//   it is destroyed while a copy still uses it. (Device memory in flight is its allocator's.)
 // Thread-safety: one object from several threads is safe; whose copy comes first is theirs
 //   to decide.
 //
@@ -12,6 +12,8 @@
 //   * The bytes that a copy to the device takes are those of the moment of the call: of a
 //     snapshot because they were copied, of the other policies because the host array is
 //     handed out only after the copy.
+//   * A copy that is captured in a graph reads a slot of its own at every replay, which
+//     refill() writes; the graph keeps the slot and the device array.
 //   * After an upload() that returned false the host array may be overwritten. After one that
 //     returned true, and after download(), it is the device's until order().wait_host().
 #pragma once
@@ -22,6 +24,8 @@
 
 #include "transfer/copy_order.h"
 #include "transfer/device_context.h"
+#include "transfer/fetch.h"
+#include "transfer/graph_slot.h"
 #include "transfer/upload.h"
 
 namespace staging {
@@ -39,6 +43,7 @@ struct BufferCounts {
   std::uint64_t fetches = 0;
   std::uint64_t to_gpu_nbytes = 0;
   std::uint64_t to_cpu_nbytes = 0;  // fetches included
+  std::uint64_t captured = 0;       // copies in graphs; replays are not counted
   std::uint64_t waits = 0;          // for the host array, a replay or a full ring
   std::uint64_t waited_us = 0;
 };
@@ -49,18 +54,30 @@ class BufferCopies {
     void* host;
     bool host_is_pinned;
     void* device;
+    std::size_t nbytes;                     // of either
+    std::shared_ptr<void> host_owner = {};  // what keeps them alive
+    std::shared_ptr<void> device_owner = {};
   };
 
-  BufferCopies(DeviceContext& context, const Arrays& arrays, Reuse reuse) noexcept;
+  BufferCopies(DeviceContext& context, Arrays arrays, Reuse reuse) noexcept;
   BufferCopies(const BufferCopies&) = delete;  // it is the order of one pair of arrays
   BufferCopies& operator=(const BufferCopies&) = delete;
+  ~BufferCopies();
 
   // Enqueues host[:nbytes] -> device[:nbytes] on `stream`. Whether the transfer reads the host
   // array itself: where the policy says so, or where a download into it is in flight, whose
   // bytes a snapshot would miss. A pageable host array is never read by a transfer.
   // Waits only where the stream's ring is full of copies in flight, for the oldest.
-  // Throws StateError where `stream` captures.
+  //
+  // Where `stream` captures, the copy becomes part of the graph and reads the graph slot,
+  // which has the bytes of this moment until refill(). Under kUnchecked it reads a pinned host
+  // array itself, at every replay, unguarded.
   bool upload(StreamRef stream, std::size_t nbytes);
+  // Puts host[:nbytes] into the graph slot, for the replays that are launched from now on, on
+  // `stream`: it comes behind this object's copies so far. Waits until the replays launched
+  // so far have read the slot, and a download has arrived in the host array. Throws
+  // StateError where no copy was captured, or `stream` captures.
+  void refill(StreamRef stream, std::size_t nbytes);
   // Enqueues device[:nbytes] -> host[:nbytes] on `stream` and waits for nothing, except where
   // the host array is pageable: then it returns when the bytes are there.
   void download(StreamRef stream, std::size_t nbytes);
@@ -69,6 +86,11 @@ class BufferCopies {
   // device[:nbytes] on the stream of begin_fill(). Dropping it instead gives it up.
   ReservedSlot begin_fill(StreamRef stream, std::size_t nbytes);
   void end_fill(ReservedSlot slot, std::size_t nbytes);
+
+  // Enqueues device[:nbytes] -> dst on `stream`, `dst` being pinned memory that the caller
+  // keeps until the fetch is done. Waits for nothing. Where it throws and `lost` is set, the
+  // copy may run nonetheless, and nothing tells when it ends: `dst` must never be reused.
+  Fetch fetch(StreamRef stream, void* dst, std::size_t nbytes, bool* lost);
 
   // Blocks until the host array is the host's; throws Interrupted. Call without the GIL.
   void wait_host();
@@ -82,9 +104,16 @@ class BufferCopies {
   std::size_t slots_in_flight() { return context_.count_in_flight(tag_); }
 
  private:
+  bool capturing(StreamRef stream) const;
   void check_not_capturing(StreamRef stream, const char* what) const;
   UploadRing& ring_of(StreamRef stream);
   // Enqueues one copy that uses the host array itself.
+  // Enqueues one copy in this turn and records its event. `uses_host`: the host array.
+  Event copy(CopyOrder::Turn& turn, StreamRef stream, void* dst, const void* src,
+             std::size_t nbytes, CopyKind kind, bool uses_host, bool* lost);
+  void begin_copy(CopyOrder::Turn& turn, StreamRef stream);
+  void capture(StreamRef stream, std::size_t nbytes);
+  void write_graph_slot(std::size_t nbytes);
   void copy_host_array(CopyOrder::Turn& turn, StreamRef stream, std::size_t nbytes, CopyKind kind);
   void count_waits(std::uint64_t waits, std::uint64_t waited_us) noexcept;
 
@@ -93,11 +122,12 @@ class BufferCopies {
   const Reuse reuse_;
   const UploadRing::Tag tag_;
   CopyOrder order_;
-  std::shared_ptr<UploadRing> ring_;  // of the last upload; belongs to the turn
+  std::shared_ptr<UploadRing> ring_;       // of the last upload; belongs to the turn
+  std::shared_ptr<GraphSlot> graph_slot_;  // since the first capture; belongs to the turn
 
   // Those that are not atomic sums of several threads belong to the turn.
   struct {
-    std::atomic<std::uint64_t> to_gpu{0}, to_cpu{0}, fetches{0};
+    std::atomic<std::uint64_t> to_gpu{0}, to_cpu{0}, fetches{0}, captured{0};
     std::atomic<std::uint64_t> to_gpu_nbytes{0}, to_cpu_nbytes{0};
     std::atomic<std::uint64_t> waits{0}, waited_us{0};
   } counts_;

@@ -32,13 +32,15 @@ void CopyOrder::Turn::done(Event event, bool uses_host) {
   order_.last_ = std::move(event);
 }
 
-void CopyOrder::Turn::lost(StreamRef stream) noexcept {
+bool CopyOrder::Turn::lost(StreamRef stream) noexcept {
   try {
     order_.runtime_.synchronize_stream(stream.device, stream.handle);
+    return true;
   } catch (...) {  // the error that led here is the one to report
     const std::lock_guard<std::mutex> lock(order_.mutex_);
     order_.lost_ = stream;
     order_.has_lost_.store(true, std::memory_order_relaxed);
+    return false;
   }
 }
 

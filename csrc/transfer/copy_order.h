@@ -49,8 +49,8 @@ class CopyOrder {
     // The operation was enqueued behind wait_on(), and `event` recorded behind it.
     void done(Event event, bool uses_host);
     // It was enqueued on `stream`, and no event could be recorded. Waits for the stream.
-    // Where that fails too, later operations and waits do.
-    void lost(StreamRef stream) noexcept;
+    // Where that fails too (false), later operations and waits do.
+    bool lost(StreamRef stream) noexcept;
 
    private:
     CopyOrder& order_;

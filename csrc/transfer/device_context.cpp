@@ -30,10 +30,11 @@ DeviceContext::DeviceContext(Runtime& runtime, int device)
     : runtime_(runtime),
       events_(runtime, device),
       own_pool_(std::make_unique<PinnedPool>(runtime)),
-      pool_(*own_pool_) {}
+      pool_(*own_pool_),
+      notifier_(runtime, device) {}
 
 DeviceContext::DeviceContext(Runtime& runtime, int device, PinnedPool& pool)
-    : runtime_(runtime), events_(runtime, device), pool_(pool) {}
+    : runtime_(runtime), events_(runtime, device), pool_(pool), notifier_(runtime, device) {}
 
 DeviceContext& DeviceContext::of(int device) {
   Runtime& runtime = Runtime::get();

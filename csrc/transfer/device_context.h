@@ -15,6 +15,7 @@
 #include "ring/upload_ring.h"
 #include "stream/event_frontier.h"
 #include "stream/event_pool.h"
+#include "transfer/event_notifier.h"
 
 namespace staging {
 
@@ -42,6 +43,7 @@ class DeviceContext {
   int device() const noexcept { return events_.device(); }
   EventPool& events() noexcept { return events_; }
   PinnedPool& pool() noexcept { return pool_; }
+  EventNotifier& notifier() noexcept { return notifier_; }
 
   // The ring of a stream, made on first use. It is dropped when its stream is found to be
   // gone: whoever keeps it, keeps its memory.
@@ -87,6 +89,7 @@ class DeviceContext {
   EventPool events_;  // before the pool, whose blocks hold some
   std::unique_ptr<PinnedPool> own_pool_;
   PinnedPool& pool_;
+  EventNotifier notifier_;
   mutable std::mutex mutex_;
   // By handle; each for the latest stream that had it. Guarded by mutex_.
   std::unordered_map<StreamHandle, std::shared_ptr<UploadRing>> rings_;
