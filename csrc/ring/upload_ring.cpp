@@ -74,7 +74,8 @@ UploadRing::Slot UploadRing::reserve(std::size_t nbytes, Tag tag) {
 // neither.
 bool UploadRing::make_room(Lock& lock, std::size_t nbytes, Slot* slot) {
   const std::size_t current = segments_.empty() ? 0 : segments_.back()->capacity();
-  return grow(lock, std::min(segment_size(2 * current), room(nbytes))) || wait_for_oldest(lock, slot);
+  return grow(lock, std::min(segment_size(2 * current), room(nbytes))) ||
+         wait_for_oldest(lock, slot);
 }
 
 UploadRing::Slot UploadRing::reserve_block(std::size_t nbytes, Tag tag) {
@@ -128,9 +129,7 @@ UploadRingStats UploadRing::stats() const {
   UploadRingStats stats;
   stats.capacity_nbytes = capacity();
   stats.in_flight_nbytes = in_flight();
-  for_each_entry(*this, [&](const Entry& entry) {
-    if (entry.state != State::kComplete) ++stats.in_flight_slots;
-  });
+  for_each_entry(*this, [&](const Entry&) { ++stats.in_flight_slots; });
   stats.waits = waits_;
   stats.waited_us = waited_us_;
   return stats;
@@ -250,8 +249,7 @@ bool UploadRing::reclaim(Lock& lock) {
   });
   if (gated.empty()) return false;
   std::sort(gated.begin(), gated.end());
-  const std::array<std::uint64_t, 3> order = {gated.back(), gated[gated.size() / 2],
-                                              gated.front()};
+  const std::array<std::uint64_t, 3> order = {gated.back(), gated[gated.size() / 2], gated.front()};
   for (std::size_t i = 0; i < std::min(order.size(), gated.size()); ++i) {
     Probe probe;
     for_each_entry(*this, [&](const Entry& entry) {

@@ -39,7 +39,7 @@ namespace staging {
 
 struct UploadRingStats {
   std::size_t capacity_nbytes = 0;   // of its segments
-  std::size_t in_flight_nbytes = 0;  // reserved and not seen complete, blocks included
+  std::size_t in_flight_nbytes = 0;  // reserved and not free again, blocks included
   std::size_t in_flight_slots = 0;
   std::uint64_t waits = 0;  // times that a reservation had to wait for the device
   std::uint64_t waited_us = 0;

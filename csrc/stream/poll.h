@@ -18,8 +18,7 @@ using PollClock = std::chrono::steady_clock;
 // and what `complete` throws. It spins while the wait is short, then sleeps for a tenth of
 // what it has waited, so that it is late by a tenth at most.
 template <typename Complete>
-bool poll_until(Complete complete,
-                PollClock::time_point deadline = PollClock::time_point::max()) {
+bool poll_until(Complete complete, PollClock::time_point deadline = PollClock::time_point::max()) {
   using std::chrono::microseconds;
   constexpr microseconds kSpin{50};
   constexpr microseconds kLongestSleep{1000};

@@ -59,9 +59,10 @@ bool BufferCopies::capturing(StreamRef stream) const {
 void BufferCopies::check_not_capturing(StreamRef stream, const char* what) const {
   if (!capturing(stream)) return;
   throw StateError(detail::join_message(
-      what, " cannot be captured in a CUDA graph: at replay it would use host memory that is not "
-            "guarded then. Call it outside the capture; copy_to_gpu() and refill() are what a "
-            "graph can have"));
+      what,
+      " cannot be captured in a CUDA graph: at replay it would use host memory that is not "
+      "guarded then. Call it outside the capture; copy_to_gpu() and refill() are what a "
+      "graph can have"));
 }
 
 UploadRing& BufferCopies::ring_of(StreamRef stream) {

@@ -92,6 +92,8 @@ class BufferCopies {
   // copy may run nonetheless, and nothing tells when it ends: `dst` must never be reused.
   Fetch fetch(StreamRef stream, void* dst, std::size_t nbytes, bool* lost);
 
+  // Whether the device may still read or write the host array. Asks the runtime.
+  bool host_in_flight() { return order_.host_in_flight(); }
   // Blocks until the host array is the host's; throws Interrupted. Call without the GIL.
   void wait_host();
 

@@ -12,13 +12,15 @@ namespace staging {
 
 CompletionQueue::CompletionQueue() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (fd_ < 0) {
-    throw StateError(detail::join_message(
-        "eventfd() failed: ", std::strerror(errno),
-        "; raise the limit of open files (ulimit -n), or wait with result()"));
+    throw StateError(
+        detail::join_message("eventfd() failed: ", std::strerror(errno),
+                             "; raise the limit of open files (ulimit -n), or wait with result()"));
   }
 }
 
-CompletionQueue::~CompletionQueue() { close(fd_); }
+CompletionQueue::~CompletionQueue() {
+  close(fd_);
+}
 
 void CompletionQueue::expect() {
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -129,7 +129,7 @@ void DeviceContext::retain_in_graph(StreamRef stream, std::shared_ptr<void> owne
 }
 
 std::size_t DeviceContext::reap(std::size_t max_count) {
-  if (Runtime::forked() || runtime_.context_lost()) return SIZE_MAX;  // leaked, not reused
+  if (Runtime::forked() || runtime_.context_lost()) max_count = 0;  // leaked, not reused
   std::vector<Retained> held;
   {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -34,10 +34,11 @@ EventNotifier::Lane& EventNotifier::lane_for(StreamRef source, std::uint64_t seq
       if (lane->pending.load(std::memory_order_acquire) == 0) return take(*lane);
     }
     if (lanes_.size() >= kMaxLanes) {
-      return take(**std::min_element(lanes_.begin(), lanes_.end(), [](const auto& a, const auto& b) {
-        return a->pending.load(std::memory_order_relaxed) <
-               b->pending.load(std::memory_order_relaxed);
-      }));
+      return take(
+          **std::min_element(lanes_.begin(), lanes_.end(), [](const auto& a, const auto& b) {
+            return a->pending.load(std::memory_order_relaxed) <
+                   b->pending.load(std::memory_order_relaxed);
+          }));
     }
   }
   auto lane = std::make_unique<Lane>();
