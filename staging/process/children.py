@@ -310,8 +310,8 @@ class _Launch(multiprocessing.popen_spawn_posix.Popen):
         try:
             code = _pidfd.exit_code(self.pidfd)
         except ChildProcessError:
-            if not _pidfd.has_ended(self.pidfd):
-                return  # not our child; cannot happen to a process that started it
+            if self._is_over or not _pidfd.has_ended(self.pidfd):
+                return  # a signal handler that interrupted this call has reaped it
             self.was_reaped_elsewhere = True
             self._kill_leftovers(groups=())
             self._forget()
