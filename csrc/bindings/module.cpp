@@ -7,6 +7,7 @@ PYBIND11_MODULE(_C, m, pybind11::mod_gil_not_used(false)) {
   bind_runtime(m);
   bind_slow_path(m);
   bind_fetch(m);
+  bind_memory(m);
   bind_buffer(m);
   bind_copy(m);
   bind_data(m);

@@ -15,12 +15,12 @@ namespace staging {
 using PollClock = std::chrono::steady_clock;
 
 // Asks `complete` until it says yes; false where `deadline` passes first. Throws Interrupted,
-// and what `complete` throws. It spins while the wait is short, then sleeps for a tenth of
+// and what `complete` throws. It yields while the wait is short, then sleeps for a tenth of
 // what it has waited, so that it is late by a tenth at most.
 template <typename Complete>
 bool poll_until(Complete complete, PollClock::time_point deadline = PollClock::time_point::max()) {
   using std::chrono::microseconds;
-  constexpr microseconds kSpin{50};
+  constexpr microseconds kSpin{200};
   constexpr microseconds kLongestSleep{1000};
   constexpr microseconds kInterruptPeriod{10'000};
   if (complete()) return true;
@@ -34,7 +34,9 @@ bool poll_until(Complete complete, PollClock::time_point deadline = PollClock::t
       next_check = now + kInterruptPeriod;
     }
     const auto waited = std::chrono::duration_cast<microseconds>(now - start);
-    if (waited > kSpin) {
+    if (waited < kSpin) {
+      std::this_thread::yield();
+    } else {
       const auto left = std::chrono::duration_cast<microseconds>(deadline - now);
       std::this_thread::sleep_for(
           std::min({waited / 10, kLongestSleep, std::max(left, microseconds{1})}));

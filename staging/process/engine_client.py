@@ -119,7 +119,7 @@ class EngineClient:
             del self._waiting[request_id]
 
     async def close(self) -> None:
-        """Close the sockets; requests that still wait raise ConnectionError."""
+        """Close the sockets; requests that still wait raise ConnectionError. Repeatable."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -102,6 +102,9 @@ def test_a_wrong_release_changes_nothing(ids):
     assert allocator.free == 4
     allocator.release(held)
     assert allocator.free == 8
+    with pytest.raises(ValueError, match="not in use"):
+        allocator.release(held)
+    assert allocator.free == 8
 
 
 def test_nonsense_is_refused():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
+from staging import sim
 from staging.demo import cli, place
 from staging.demo.stagers import BufferStager, PlainStager
 
@@ -120,6 +122,13 @@ def test_a_device_that_is_not_there_is_an_error(capsys, monkeypatch):
     assert "no cuda" in capsys.readouterr().err
 
 
+def test_a_schedule_that_moves_nothing_is_an_error(capsys, monkeypatch):
+    nothing = place.Place(torch.device("cpu"), "simulated", "Simulated device", "null")
+    monkeypatch.setattr(place, "find", lambda requested: nothing)
+    assert cli.main(["--device", "cuda"]) == 2
+    assert "policy is null" in capsys.readouterr().err
+
+
 def test_without_rich_the_table_is_an_error_and_json_is_not(capsys, monkeypatch):
     monkeypatch.setattr(cli, "_rich_is_there", lambda: False)
     status, _, err = run(capsys, *SMALL)
@@ -222,8 +231,8 @@ def test_the_plain_loop_is_right_where_each_copy_runs_before_the_next_step(repor
 
 @pytest.mark.sim
 def test_without_a_gpu_it_runs_itself_over_the_simulated_device(simulated, run_python):
-    if place.driver_has_device():
-        pytest.skip("there is a GPU, or pytest itself runs over the simulated device")
+    if not sim.active() and place.driver_has_device():
+        pytest.skip("there is a GPU: the demo runs on that")
     result = run_python("-m", "staging", "demo", *SMALL)
     assert result.returncode == 0, result.stderr
     text = " ".join(result.stdout.split())

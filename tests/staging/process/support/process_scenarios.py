@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import dataclasses
 import json
+import multiprocessing
 import os
 import pathlib
 import random
@@ -22,10 +23,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 import uuid
 from collections.abc import Callable, Iterator
 
-from staging.process import descendants
+import process_targets
+
+from staging.process import descendants, shutdown, wait_for_completion_or_failure
+from staging.process.children import ChildProcess
 
 SUPPORT = pathlib.Path(__file__).resolve().parent
 ROOT = SUPPORT.parents[3]
@@ -119,7 +124,7 @@ def describe(stat: descendants.ProcessStat) -> str:
         command = pathlib.Path(f"/proc/{stat.pid}/cmdline").read_bytes()
     except OSError:
         command = b"?"
-    shown = command.replace(b"\0", b" ").decode(errors="replace")[:100]
+    shown = command.replace(b"\0", b" ").decode(errors="replace")[:400]
     return f"pid {stat.pid} (parent {stat.ppid}, session {stat.sid}, {stat.state}): {shown}"
 
 
@@ -387,3 +392,33 @@ def run_rounds(
         finally:
             r.household.kill()
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_verdicts(runs: int, *, seed: int, kind: str = "ours") -> Iterator[float]:
+    """Let one to eight workers exit with 0, again and again; yield the seconds of each run.
+
+    Parameters
+    ----------
+    kind
+        ``"ours"``, or a start method of multiprocessing.
+
+    Raises
+    ------
+    RuntimeError
+        A worker was reported as failed; none has.
+    """
+    rng = random.Random(seed)
+    make = ChildProcess if kind == "ours" else multiprocessing.get_context(kind).Process
+    for _ in range(runs):
+        processes = [
+            make(target=process_targets.exit_with, name=f"ApiServer_{i}", args=(0,))
+            for i in range(rng.randint(1, 8))
+        ]
+        begin = time.monotonic()
+        try:
+            for process in processes:
+                process.start()
+            wait_for_completion_or_failure(types.SimpleNamespace(processes=processes))
+        finally:
+            shutdown(processes, 0)
+        yield time.monotonic() - begin
