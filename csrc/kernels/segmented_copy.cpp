@@ -21,7 +21,7 @@ constexpr std::uint64_t kMaxBlocksPerSegment = 1024;
 
 template <typename Params>
 void launch(const Kernel& kernel, Runtime& runtime, int device, StreamHandle stream,
-            std::span<const CopyItem> items, std::ptrdiff_t src_shift, std::ptrdiff_t dst_shift) {
+            std::span<const CopyItem> items) {
   std::size_t largest = 0;
   for (const CopyItem& item : items) largest = std::max(largest, item.nbytes);
   // Small segments get small blocks, so that few threads idle.
@@ -34,8 +34,8 @@ void launch(const Kernel& kernel, Runtime& runtime, int device, StreamHandle str
   std::uint64_t blocks = 0;
   for (std::size_t i = 0; i < items.size(); ++i) {
     params.first_block[i] = static_cast<std::uint32_t>(blocks);
-    params.segments[i] = {static_cast<const unsigned char*>(items[i].src) + src_shift,
-                          static_cast<unsigned char*>(items[i].dst) + dst_shift, items[i].nbytes};
+    params.segments[i] = {static_cast<const unsigned char*>(items[i].src),
+                          static_cast<unsigned char*>(items[i].dst), items[i].nbytes};
     blocks += std::clamp<std::uint64_t>((items[i].nbytes + nbytes_per_block - 1) / nbytes_per_block,
                                         1, kMaxBlocksPerSegment);
   }
@@ -60,20 +60,16 @@ std::size_t segmented_copy_capacity() noexcept {
 }
 
 void launch_segmented_copy(Runtime& runtime, int device, StreamHandle stream,
-                           std::span<const CopyItem> items, std::ptrdiff_t src_shift,
-                           std::ptrdiff_t dst_shift) {
+                           std::span<const CopyItem> items) {
   if (items.empty()) return;
   STAGING_EXPECTS(items.size() <= segmented_copy_capacity(), "items must be at most ",
                   segmented_copy_capacity(), ", got ", items.size());
   if (items.size() <= SegmentedCopySmall::capacity) {
-    launch<SegmentedCopySmall>(segmented_copy_small(), runtime, device, stream, items, src_shift,
-                               dst_shift);
+    launch<SegmentedCopySmall>(segmented_copy_small(), runtime, device, stream, items);
   } else if (items.size() <= SegmentedCopyMedium::capacity) {
-    launch<SegmentedCopyMedium>(segmented_copy_medium(), runtime, device, stream, items, src_shift,
-                                dst_shift);
+    launch<SegmentedCopyMedium>(segmented_copy_medium(), runtime, device, stream, items);
   } else {
-    launch<SegmentedCopyLarge>(segmented_copy_large(), runtime, device, stream, items, src_shift,
-                               dst_shift);
+    launch<SegmentedCopyLarge>(segmented_copy_large(), runtime, device, stream, items);
   }
 }
 

@@ -47,10 +47,8 @@ std::size_t segmented_copy_max_param_nbytes() noexcept;
 std::size_t segmented_copy_capacity() noexcept;
 
 // Enqueues the copies on `stream` in one launch; waits for nothing. There are at most
-// segmented_copy_capacity() items, each of at least one byte. `src_shift` and `dst_shift` are
-// added to the items' addresses: from how the host sees memory to how the device does.
+// segmented_copy_capacity() items, each of at least one byte, at addresses of the device.
 void launch_segmented_copy(Runtime& runtime, int device, StreamHandle stream,
-                           std::span<const CopyItem> items, std::ptrdiff_t src_shift = 0,
-                           std::ptrdiff_t dst_shift = 0);
+                           std::span<const CopyItem> items);
 
 }  // namespace staging::kernels

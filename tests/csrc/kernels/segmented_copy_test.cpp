@@ -124,15 +124,6 @@ TEST_F(SegmentedCopy, SmallSegmentsGetSmallBlocks) {
   EXPECT_EQ(runtime_.last_grid.x, 4U);
 }
 
-TEST_F(SegmentedCopy, TheAddressesAreShiftedToWhatTheDeviceSees) {
-  GuardedBytes src(64, 0, 1);
-  GuardedBytes dst(64, 0, 2);
-  dst.expect(8, src.data() + 16, 4);
-  const std::vector<CopyItem> items{{dst.data(), src.data(), 4}};
-  launch_segmented_copy(runtime_, -1, nullptr, items, 16, 8);
-  EXPECT_TRUE(dst.as_expected());
-}
-
 TEST_F(SegmentedCopy, NothingToCopyIsNoLaunch) {
   copy({});
   EXPECT_EQ(runtime_.launches, 0);
