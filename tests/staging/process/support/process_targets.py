@@ -1,0 +1,91 @@
+"""What child processes do in the tests and in the soak; they import it by name."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+
+def announce(folder: str, name: str) -> None:
+    """Tell whoever waits for it that this process has come so far."""
+    pathlib.Path(folder, name).touch()
+
+
+def sleep_on() -> None:
+    while True:
+        time.sleep(60)
+
+
+def leave_family() -> None:
+    """Leave processes that are hard to find, each with every descriptor of this one."""
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            os.set_inheritable(int(fd), True)
+        except OSError:
+            pass
+    sleep = ["sleep", "1000"]
+    subprocess.Popen(sleep, close_fds=False)
+    subprocess.Popen(sleep, close_fds=False, start_new_session=True)
+    # Its parent ends at once, so that it is init's.
+    subprocess.run(["sh", "-c", "setsid sleep 1000 &"], close_fds=False, check=True)
+    # Python itself, forked without exec, in its own session.
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            sleep_on()
+        os._exit(0)
+    # One that ignores SIGTERM and has lost its environment.
+    subprocess.Popen(
+        ["sh", "-c", "trap '' TERM; sleep 1000 & wait"], close_fds=False, env={"PATH": "/bin"}
+    )
+
+
+def behave(mode: str, folder: str, name: str) -> None:
+    """Do as `mode` says: words that are done one after the other."""
+    for word in mode.split():
+        verb, _, value = word.partition("=")
+        if verb == "ready":
+            announce(folder, f"ready-{name}")
+        elif verb == "ignore":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        elif verb == "family":
+            leave_family()
+        elif verb == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif verb == "sleep":
+            time.sleep(float(value))
+        elif verb == "await":
+            while not pathlib.Path(folder, value).exists():
+                time.sleep(0.002)
+        elif verb == "exit":
+            sys.exit(int(value))
+        elif verb == "die":
+            os.kill(os.getpid(), int(value))
+        else:
+            raise ValueError(f"unknown word {word!r}")
+
+
+def server(listen_address: str, sock: object, args: object, config: dict[str, object]) -> None:
+    """Behave as ``args["modes"][client_index]`` says."""
+    assert isinstance(args, dict)
+    index = config["client_index"]
+    assert isinstance(index, int)
+    modes = args["modes"]
+    behave(modes[index % len(modes)], args["folder"], f"ApiServer_{index}")
+
+
+def engine(mode: str, folder: str, *, engine_index: int) -> None:
+    behave(mode, folder, f"EngineCore_{engine_index}")
+
+
+def exit_with(code: int, delay: float = 0.0) -> None:
+    time.sleep(delay)
+    sys.exit(code)
+
+
+def exit_server(listen_address: str, sock: object, args: object, config: object) -> None:
+    """Return at once: exit code 0."""
