@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from staging import sim
+from staging.sim import cli as sim_cli
+
 if TYPE_CHECKING:
     import torch
 
@@ -45,17 +48,17 @@ class Place:
 
     @property
     def caveat(self) -> str:
-        """What the times measured here are, and what they are not."""
+        """What the host time measured here is, and what it is not."""
         if self.kind == "simulated":
             return (
-                "Host times are those of this CPU calling a simulated CUDA runtime: they compare "
-                "the loops' host cost on this machine. They are not device times."
+                "It was taken on this CPU, calling a simulated CUDA runtime: it compares the "
+                "loops with each other. Simulated host times are not device times."
             )
         if self.kind == "cuda":
-            return "Host times are those of this CPU calling CUDA; no device time is measured."
+            return "It was taken on this CPU, calling CUDA. No device time is measured."
         return (
-            "There is no device: copies on the CPU are done when they return, so nothing can "
-            "race, and host times include the copying itself."
+            "There is no device: a copy on the CPU is done when it returns, so that nothing can "
+            "race, and host time includes the copying itself."
         )
 
 
@@ -94,19 +97,33 @@ def find(requested: str) -> Place:
 def rerun_over_simulated_device(requested: str, arguments: Sequence[str], *, seed: int) -> None:
     """Replace this process by the same demo over the simulated device, where that is due.
 
-    It is due for "auto" on a machine without a GPU, where the simulated device was built.
-    Else this returns.
+    It is due for "auto" on a machine without a GPU where the simulated device was built.
+    Otherwise this returns.
+
+    Parameters
+    ----------
+    requested
+        The value of ``--device``.
+    arguments
+        The demo's, all of them.
+    seed
+        Of the schedule.
     """
-    if requested != "auto" or simulation_active() or driver_has_device():
+    if requested != "auto" or sim.active() or driver_has_device():
         return
-    command = simulated_command(["-m", "staging", "demo", *arguments], seed=seed)
-    if command is None:
+    try:
+        environment = sim_cli.environment(policy="lazy", seed=seed)
+    except FileNotFoundError:
         print("staging demo: no GPU and no simulated device here: on the CPU", file=sys.stderr)
         return
-    print("staging demo: no GPU here: over the simulated device, schedule lazy", file=sys.stderr)
+    print(
+        "staging demo: no GPU here: over the simulated device, with the schedule lazy",
+        file=sys.stderr,
+    )
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(command[0], command)
+    command = [sys.executable, "-m", "staging", "demo", *arguments]
+    os.execve(sys.executable, command, environment)
 
 
 def _no_cuda_because() -> str | None:
@@ -126,7 +143,15 @@ def _cuda_place() -> Place:
 
     device = torch.device("cuda", torch.cuda.current_device())
     name = torch.cuda.get_device_name(device)
-    return Place(device, "cuda", name)
+    if not sim.active():
+        return Place(device, "cuda", name)
+    policy, _ = sim.current_policy()
+    if policy == "null":
+        raise NoDevice(
+            "the simulated device's policy is null, which executes no transfer: there is nothing "
+            "to check. Choose another: python -m staging sim --policy lazy …"
+        )
+    return Place(device, "simulated", name, policy, sim.counters)
 
 
 def driver_has_device() -> bool:
@@ -141,13 +166,3 @@ def driver_has_device() -> bool:
         )
     except (OSError, AttributeError):
         return False
-
-
-def simulation_active() -> bool:
-    """Whether this process runs over the simulated device."""
-    return False
-
-
-def simulated_command(arguments: Sequence[str], *, seed: int) -> list[str] | None:
-    """Return the command that runs Python over the simulated device; None if it was not built."""
-    return None

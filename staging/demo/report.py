@@ -153,45 +153,55 @@ def print_report(run: Run, loops: Sequence[Loop], console: Console) -> None:
     from rich.text import Text
 
     place = run.place
+    simulated = place.kind == "simulated"
     specs = loops[0].builder.specs
     table = Table(
-        title=f"{len(specs)} input arrays a step, on: {place_name(place)}", title_justify="left"
+        title=f"{len(specs)} input arrays per step, on: {place_name(place)}", title_justify="left"
     )
     table.add_column("")
     for loop in loops:
         table.add_column(loop.name, justify="right")
-    show_ratio = len(loops) == 2 and all(loop.measured_steps for loop in loops)
+    show_ratio = len(loops) == 2
     if show_ratio:
-        table.add_column("plain / staging", justify="right")
+        table.add_column("ratio", justify="right")
 
-    def row(label: str, values: Sequence[str], ratio: str = "") -> None:
+    def row(label: str, values: Sequence[str | Text], ratio: str = "") -> None:
         table.add_row(label, *values, *([ratio] if show_ratio else []))
 
     row("steps", [f"{loop.steps:,}" for loop in loops])
-    row("bytes staged", [f"{loop.staged_bytes:,}" for loop in loops])
-    medians = [float(np.median(loop.stage_us)) if loop.measured_steps else None for loop in loops]
+    row("bytes staged", [_mebibytes(loop.staged_bytes) for loop in loops])
+    medians = [float(np.median(loop.stage_us)) for loop in loops]
     row(
-        "host time per step, median" + (" (simulated)" if place.kind == "simulated" else ""),
-        ["–" if value is None else f"{value:,.1f} µs" for value in medians],
-        _ratio(medians[0], medians[-1]),
+        "host time per step" + (", simulated device" if simulated else ""),
+        [f"{value:,.1f} µs" for value in medians],
+        _ratio(medians),
     )
-    if place.kind == "simulated":
-        row("runtime calls per step", [f"{sum(_calls(loop).values()):,.1f}" for loop in loops])
+    if simulated:
+        totals = [sum(_calls(loop).values()) for loop in loops]
+        row("runtime calls per step", [f"{total:,.1f}" for total in totals], _ratio(totals))
         for name in sorted({name for loop in loops for name in loop.calls}):
-            row(f"  {name}", [f"{_calls(loop).get(name, 0):,.2f}" for loop in loops])
+            counts = [_calls(loop).get(name, 0.0) for loop in loops]
+            if max(counts) >= 0.05:  # the others are part of the sum, and of --json
+                row(f"  {name}", [f"{count:,.1f}" for count in counts])
     else:
         row("runtime calls per step", ["not counted"] * len(loops))
-    row("wrong bytes", [f"{loop.findings.wrong_bytes:,}" for loop in loops])
+    row("wrong bytes", [_mebibytes(loop.findings.wrong_bytes) for loop in loops])
     table.add_section()
-    counts = [
-        Text(f"{found.wrong_steps:,}", style="bold red" if found.wrong_steps else "bold green")
-        for found in (loop.findings for loop in loops)
-    ]
-    table.add_row(Text("wrong steps", style="bold"), *counts, *([""] if show_ratio else []))
+    row(
+        "[bold]wrong steps",
+        [
+            Text(f"{found.wrong_steps:,}", style="bold red" if found.wrong_steps else "bold green")
+            for found in (loop.findings for loop in loops)
+        ],
+    )
     console.print(table)
-
-    console.print(place.caveat, highlight=False)
-    console.print(_workload(run, loops[-1]), highlight=False)
+    console.print(
+        f"Host time: median of the staging part. {place.caveat}",
+        _workload(run, loops[-1]),
+        sep="\n",
+        highlight=False,
+        markup=False,
+    )
     for loop in loops:
         console.print()
         console.print(_outcome(loop, place), highlight=False, markup=False)
@@ -206,21 +216,31 @@ def _calls(loop: Loop) -> Mapping[str, float]:
     return {name: count / max(1, loop.measured_steps) for name, count in loop.calls.items()}
 
 
-def _ratio(plain: float | None, other: float | None) -> str:
-    return f"{plain / other:.1f}" if plain and other else ""
+def _ratio(values: Sequence[float]) -> str:
+    return f"{values[0] / values[-1]:.1f}" if values[-1] else ""
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB" if count else "0"
 
 
 def _workload(run: Run, loop: Loop) -> str:
     texts = len(run.documents)
     size = sum(len(document.text) for document in run.documents)
-    build = f"{np.median(loop.build_us):,.0f} µs" if loop.measured_steps else "some time"
-    return (
+    text = (
         f"Workload: {texts} text{'s' if texts != 1 else ''} ({size:,} bytes) as requests, up to "
         f"{run.limits.requests} at once, {math.ceil(loop.tokens / max(1, loop.steps)):,} tokens a "
-        f"step, {loop.scheduler.finished:,} requests finished, seed {run.seed}. Building a step's "
-        f"arrays took {build} more; the host ran up to {run.ahead} "
-        f"step{'s' if run.ahead != 1 else ''} ahead."
+        f"step, {loop.scheduler.finished:,} requests finished, seed {run.seed}. Scheduling a step "
+        f"and building its arrays took {np.median(loop.build_us):,.0f} µs more."
     )
+    if run.place.kind != "cpu":
+        text += (
+            f" The host ran up to {run.ahead} step{'s' if run.ahead != 1 else ''} ahead of the "
+            "device."
+        )
+    if run.model_ms:
+        text += f" Matrix products of {run.model_ms:g} ms a step stood for the model."
+    return text
 
 
 def _outcome(loop: Loop, place: Place) -> str:
@@ -235,7 +255,7 @@ def _outcome(loop: Loop, place: Place) -> str:
         return text
     text = (
         f"{loop.name}: in {found.wrong_steps:,} of {found.checked_steps:,} steps the device did "
-        "not read what the host meant: the arrays were overwritten before the copies ran."
+        "not read what the host meant."
     )
     first = found.first
     if first is not None:
@@ -250,7 +270,7 @@ def _outcome(loop: Loop, place: Place) -> str:
 
 def _as_text(values: Sequence[float | int]) -> str:
     text = detokenize(int(value) for value in values)
-    return "“" + "".join(c if c.isprintable() else " " for c in text) + "”"
+    return "“" + "".join(c if c.isprintable() else " " for c in text[:48]) + "”"
 
 
 def _as_numbers(values: Sequence[float | int]) -> str:

@@ -145,6 +145,7 @@ class ChildProcess(multiprocessing.context.SpawnProcess):
             launch.discard()
         elif self._parent_pid == os.getpid():
             descendants.kill_family([self.mark], timeout=1.0)
+            guard().remove_child(self.mark)
 
     @property
     def _launch(self) -> _Launch | None:

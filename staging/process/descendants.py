@@ -113,6 +113,11 @@ def read_marks(pid: int) -> frozenset[str]:
     return frozenset(value.decode("ascii", "replace").split(":"))
 
 
+def read_command(pid: int) -> bytes:
+    """Return the command line, its arguments ended by NUL; empty where there is none."""
+    return _read(f"/proc/{pid}/cmdline") or b""
+
+
 def list_processes() -> dict[int, ProcessStat]:
     """Return every process that ``/proc`` shows, by pid."""
     found = {}
@@ -285,8 +290,8 @@ def _reap_adopted(handles: Iterable[int], timeout: float) -> None:
 
 
 def _is_spared(pid: int) -> bool:
-    command = _read(f"/proc/{pid}/cmdline")
-    return command is not None and any(mark in command for mark in _SPARED)
+    command = read_command(pid)
+    return any(mark in command for mark in _SPARED)
 
 
 def _read(path: str) -> bytes | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -57,9 +57,13 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert self.allocator.reserved == self.promised <= self.allocator.free
 
 
+AllocatorMachine.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=30, deadline=None
+)
 TestAllocator = AllocatorMachine.TestCase
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.permutations(range(1, 9)))
 def test_all_blocks_come_back_in_whatever_order_they_are_released(order):
     allocator = BlockAllocator(9)
@@ -97,6 +101,9 @@ def test_a_wrong_release_changes_nothing(ids):
         allocator.release(np.array([int(held[0]), *ids], dtype=np.int32))
     assert allocator.free == 4
     allocator.release(held)
+    assert allocator.free == 8
+    with pytest.raises(ValueError, match="not in use"):
+        allocator.release(held)
     assert allocator.free == 8
 
 

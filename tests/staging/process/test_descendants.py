@@ -47,7 +47,7 @@ def tree(household, tmp_path):
         start_new_session=True,
         env=descendants.marked_environment(os.environ, [mark]),
     )
-    wait_for(lambda: (tmp_path / "complete").exists())
+    wait_for((tmp_path / "complete").exists)
     names = ("plain", "session", "orphan", "scrubbed", "hidden")
     pids = {name: int((tmp_path / name).read_text()) for name in names}
     # Each must have come to its exec, so that its environment is its own.

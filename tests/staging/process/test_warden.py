@@ -50,7 +50,7 @@ def test_a_child_is_killed_with_its_group_and_its_descendants(household, house, 
         "setsid sleep 1000 & echo $! > a; env -i setsid sleep 1000 & echo $! > b; touch c; wait"
     )
     process = subprocess.Popen(["sh", "-c", script], cwd=tmp_path, start_new_session=True)
-    wait_for(lambda: (tmp_path / "c").exists())
+    wait_for((tmp_path / "c").exists)
     fd = pidfd.open_pidfd(process.pid)
     house.learn(child_packet("m", process), [fd])
     os.kill(process.pid, signal.SIGSTOP)

@@ -119,7 +119,7 @@ def describe(stat: descendants.ProcessStat) -> str:
         command = pathlib.Path(f"/proc/{stat.pid}/cmdline").read_bytes()
     except OSError:
         command = b"?"
-    shown = command.replace(b"\0", b" ").decode(errors="replace")[:100]
+    shown = command.replace(b"\0", b" ").decode(errors="replace")[:400]
     return f"pid {stat.pid} (parent {stat.ppid}, session {stat.sid}, {stat.state}): {shown}"
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
 import subprocess
 import sys
 import time
+
+from staging.process.children import starts_with_sigterm_blocked, unblock_sigterm
 
 
 def announce(folder: str, name: str) -> None:
@@ -23,13 +26,9 @@ def sleep_on() -> None:
 def leave_family() -> None:
     """Leave processes that are hard to find, each with every descriptor of this one."""
     for fd in os.listdir("/proc/self/fd"):
-        try:
+        with contextlib.suppress(OSError):  # the listing's own
             os.set_inheritable(int(fd), True)
-        except OSError:
-            pass
-    sleep = ["sleep", "1000"]
-    subprocess.Popen(sleep, close_fds=False)
-    subprocess.Popen(sleep, close_fds=False, start_new_session=True)
+    leave_children()
     # Its parent ends at once, so that it is init's.
     subprocess.run(["sh", "-c", "setsid sleep 1000 &"], close_fds=False, check=True)
     # Python itself, forked without exec, in its own session.
@@ -38,6 +37,13 @@ def leave_family() -> None:
         if os.fork() == 0:
             sleep_on()
         os._exit(0)
+
+
+def leave_children() -> None:
+    """Leave processes whose parent is this one, each with every descriptor of it."""
+    sleep = ["sleep", "1000"]
+    subprocess.Popen(sleep, close_fds=False)
+    subprocess.Popen(sleep, close_fds=False, start_new_session=True)
     # One that ignores SIGTERM and has lost its environment.
     subprocess.Popen(
         ["sh", "-c", "trap '' TERM; sleep 1000 & wait"], close_fds=False, env={"PATH": "/bin"}
@@ -54,6 +60,8 @@ def behave(mode: str, folder: str, name: str) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         elif verb == "family":
             leave_family()
+        elif verb == "children":
+            leave_children()
         elif verb == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         elif verb == "sleep":
@@ -89,3 +97,53 @@ def exit_with(code: int, delay: float = 0.0) -> None:
 
 def exit_server(listen_address: str, sock: object, args: object, config: object) -> None:
     """Return at once: exit code 0."""
+
+
+def list_inheritable(sock: object, path: str) -> None:
+    """Write which descriptors this process's children would inherit."""
+    fds = [int(name) for name in os.listdir("/proc/self/fd")]
+    found = []
+    for fd in sorted(fds):
+        with contextlib.suppress(OSError):  # the listing's own
+            if os.get_inheritable(fd):
+                found.append(fd)
+    pathlib.Path(path).write_text(repr(found))
+
+
+def write_length(payload: bytes, path: str) -> None:
+    pathlib.Path(path).write_text(str(len(payload)))
+
+
+@starts_with_sigterm_blocked
+def drain(folder: str) -> None:
+    """Exit with 0 on SIGTERM, also on one that came before the handler stood."""
+
+    def on_sigterm(signum: int, frame: object) -> None:
+        announce(folder, "drained")
+        sys.exit(0)
+
+    behave("await=go", folder, "drain")
+    signal.signal(signal.SIGTERM, on_sigterm)
+    unblock_sigterm()
+    sleep_on()
+
+
+def retitle(folder: str) -> None:
+    import setproctitle
+
+    setproctitle.setproctitle("a title that is much longer than the command line was" * 20)
+    announce(folder, "ready-title")
+    sleep_on()
+
+
+def linger(folder: str, seconds: float) -> None:
+    """Take some time for the end after SIGTERM."""
+
+    def on_sigterm(signum: int, frame: object) -> None:
+        time.sleep(seconds)
+        announce(folder, "put away")
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+    announce(folder, "ready-linger")
+    sleep_on()

@@ -12,6 +12,8 @@ import socket
 import sys
 from multiprocessing import shared_memory
 
+import process_targets
+
 from staging.process import (
     APIServerProcessManager,
     EngineProcessManager,
@@ -19,8 +21,6 @@ from staging.process import (
     get_engine_client_zmq_addr,
     wait_for_completion_or_failure,
 )
-
-import process_targets
 
 
 def raise_exit(signum: int, frame: object) -> None:
