@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 from staging.process.children import starts_with_sigterm_blocked, unblock_sigterm
 
@@ -147,3 +149,53 @@ def linger(folder: str, seconds: float) -> None:
     signal.signal(signal.SIGTERM, on_sigterm)
     announce(folder, "ready-linger")
     sleep_on()
+
+
+def dump_config(listen_address: str, sock: object, args: object, config: dict[str, Any]) -> None:
+    """Write what the server was called with."""
+    told: dict[str, Any] = {
+        "listen_address": listen_address,
+        "sock": None if sock is None else type(sock).__name__,
+        "args": args if isinstance(args, str) else None,
+    }
+    for key, value in config.items():
+        if hasattr(value, "getsockname"):
+            told[key] = value.getsockname()
+        else:
+            told[key] = (
+                list(value) if key in {"api_server_loads", "mp_admission_counters"} else value
+            )
+    folder = args if isinstance(args, str) else args.folder  # type: ignore[attr-defined]
+    pathlib.Path(folder, f"config-{config['client_index']}").write_text(json.dumps(told))
+
+
+def share_load(listen_address: str, sock: object, args: str, config: dict[str, Any]) -> None:
+    """Report a load, and wait until every other server has reported its own."""
+    loads, index = config["api_server_loads"], config["client_index"]
+    loads[index] = 100 + index
+    while max(loads) > 1000:
+        time.sleep(0.002)
+    pathlib.Path(args, f"loads-{index}").write_text(json.dumps(list(loads)))
+
+
+def put_index(listen_address: str, sock: object, args: object, config: dict[str, Any]) -> None:
+    config["tensor_queue"].put(config["client_index"])
+
+
+def echo_once(listen_address: str, sock: object, args: object, config: dict[str, Any]) -> None:
+    """Answer one request with what comes in on both listeners."""
+    import zmq
+
+    from staging.process import ZmqListener
+
+    with zmq.Context() as context:
+        router = ZmqListener(config["input_address"], config["input_listener"]).adopt(
+            context, zmq.ROUTER, linger=10_000
+        )
+        pull = ZmqListener(config["output_address"], config["output_listener"]).adopt(
+            context, zmq.PULL
+        )
+        identity, request = router.recv_multipart()
+        router.send_multipart([identity, request + b" " + pull.recv()])
+        router.close()
+        pull.close()
