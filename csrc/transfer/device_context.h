@@ -5,6 +5,8 @@
 // Thread-safety: all of it, from any thread.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -53,6 +55,9 @@ class DeviceContext {
   // Returns what no copy in flight uses to the pool, and unpins what the pool then does not
   // use; the bytes unpinned.
   std::size_t trim();
+  // Whether kernels of this device may use pinned memory by the address that the host has for
+  // it. A property of the device; asked once, about `pinned`.
+  bool addresses_pinned(const void* pinned);
   // Sums over the rings.
   UploadRingStats ring_stats() const;
   std::size_t count_in_flight(UploadRing::Tag tag);
@@ -76,6 +81,7 @@ class DeviceContext {
 
   std::vector<std::shared_ptr<UploadRing>> rings() const;
 
+  enum class Addressing : std::uint8_t { kUnknown, kSame, kOther };
   struct Retained {
     std::shared_ptr<void> owner;
     EventFrontier users;
@@ -90,6 +96,7 @@ class DeviceContext {
   std::unique_ptr<PinnedPool> own_pool_;
   PinnedPool& pool_;
   EventNotifier notifier_;
+  std::atomic<Addressing> pinned_addressing_{Addressing::kUnknown};
   mutable std::mutex mutex_;
   // By handle; each for the latest stream that had it. Guarded by mutex_.
   std::unordered_map<StreamHandle, std::shared_ptr<UploadRing>> rings_;
