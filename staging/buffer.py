@@ -130,7 +130,7 @@ class CpuGpuBuffer(_C.Buffer):
         if with_numpy:
             self.np = cpu.numpy() if ml_dtype is None else _view(cpu, ml_dtype, shape)
             self._numpy_dtype = self.np.dtype
-        self._set_guard(self, cls, guarded_class(cls, ("cpu", "np") if with_numpy else ("cpu",)))
+        self._set_guard(cls, guarded_class(cls, ("cpu", "np") if with_numpy else ("cpu",)))
 
     def fill(
         self, n: int | None = None, *, stream: torch.cuda.Stream | None = None

@@ -13,6 +13,7 @@
 #include "support/error.h"
 #include "support/nvtx.h"
 #include "support/slow_path.h"
+#include "torch_ops/host_allocator.h"
 #include "torch_ops/tensor_access.h"
 #include "transfer/buffer_copies.h"
 
@@ -170,6 +171,7 @@ class Buffer {
     }
     const StreamRef on = stream_of(stream);
     const py::gil_scoped_release no_gil;
+    torch_ops::watch_copies();  // the user may let PyTorch copy the result on
     PinnedBlock block = copies_->context().pool().allocate(nbytes, device_);
     bool lost = false;
     try {
