@@ -371,27 +371,36 @@ def free_port() -> int:
             return port
 
 
-def run_rounds(
-    name: str, rounds: int, *, seed: int, port: int, allowance: float = 1.0
-) -> Iterator[float]:
-    """Run a scenario several times on the same port; yield the seconds each end took.
+def run_round(name: str, index: int, *, seed: int, port: int, allowance: float = 1.0) -> float:
+    """Run a scenario once; return the seconds from its end's beginning to nothing left.
+
+    Parameters
+    ----------
+    name
+        One of `SCENARIOS`.
+    index, seed
+        What is random in it follows from these and the name.
+    port
+        The supervisor's.
+    allowance
+        How many times the promised time may pass.
 
     Raises
     ------
     AssertionError
         Something was left behind, came too late, or ended wrongly; it names the seed.
     """
-    scenario = SCENARIOS[name]
-    for index in range(rounds):
-        folder = tempfile.mkdtemp(prefix="stgt-")
-        r = Round(random.Random(f"{seed} {name} {index}"), folder, port, allowance=allowance)
-        try:
-            yield scenario(r)
-        except AssertionError as error:
-            raise AssertionError(f"{name}, seed {seed}, round {index}: {error}") from None
-        finally:
-            r.household.kill()
-            shutil.rmtree(folder, ignore_errors=True)
+    folder = tempfile.mkdtemp(prefix="stgt-")
+    r = Round(random.Random(f"{seed} {name} {index}"), folder, port, allowance=allowance)
+    try:
+        return SCENARIOS[name](r)
+    except AssertionError as error:
+        raise AssertionError(f"{name}, seed {seed}, round {index}: {error}") from None
+    finally:
+        r.household.kill()
+        if r.process is not None:
+            r.process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_verdicts(runs: int, *, seed: int, kind: str = "ours") -> Iterator[float]:
