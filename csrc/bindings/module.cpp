@@ -5,7 +5,6 @@ PYBIND11_MODULE(_C, m, pybind11::mod_gil_not_used(false)) {
   using namespace staging::bindings;
   bind_errors(m);
   bind_runtime(m);
-  bind_memory(m);
   bind_buffer(m);
   bind_copy(m);
   bind_data(m);

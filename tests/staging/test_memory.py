@@ -314,11 +314,17 @@ def test_at_the_limit_copies_in_flight_are_waited_for():
 @over_sim
 @pytest.mark.parametrize("by_torch", [False, True])
 def test_a_wait_at_the_limit_ends_with_ctrl_c(by_torch):
-    class Pressed(Exception):  # noqa: N818
+    class Pressed(Exception):
         pass
 
     def press(*_):
         raise Pressed
+
+    def allocate():
+        if by_torch:
+            torch.empty(MIB, dtype=torch.int32, pin_memory=True)
+        else:
+            ints(MIB)
 
     if by_torch:
         memory.install_pinned_allocator()
@@ -333,10 +339,7 @@ def test_a_wait_at_the_limit_ends_with_ctrl_c(by_torch):
             del tensor
             signal.setitimer(signal.ITIMER_REAL, 0.05)
             with pytest.raises(Pressed):
-                if by_torch:
-                    torch.empty(MIB, dtype=torch.int32, pin_memory=True)
-                else:
-                    ints(MIB)
+                allocate()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
