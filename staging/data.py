@@ -77,15 +77,12 @@ def _check_flat(tensor: torch.Tensor) -> None:
         layout = "nested"
     elif tensor.device.type == "meta":
         layout = "meta (no memory)"
-    elif torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        layout = "functorch wrapper"
     elif tensor._is_zerotensor():
         layout = "ZeroTensor"
-    elif not isinstance(tensor, torch.nn.Parameter) and type(tensor) is not torch.Tensor:
-        # A subclass may hold its values elsewhere (FakeTensor and others).
-        try:
-            tensor.untyped_storage().data_ptr()
-        except (RuntimeError, NotImplementedError):
-            layout = type(tensor).__name__
+    elif torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        layout = "functorch wrapper"
+    elif _C.is_wrapper(tensor):
+        # A subclass that holds its values elsewhere (FakeTensor and others).
+        layout = type(tensor).__name__
     if layout is not None:
         raise TypeError(f"a tensor of layout {layout} has no flat image of bytes")
