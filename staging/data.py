@@ -50,17 +50,21 @@ def _copied_data(tensor: torch.Tensor, writable: bool) -> memoryview:
             f"shape {tuple(tensor.shape)} with strides {tuple(tensor.stride())} on {tensor.device}"
         )
     with torch.no_grad():
-        dense = tensor.detach().resolve_conj().resolve_neg()
-        if not dense.is_contiguous():
-            dense = _as_bytes(dense).contiguous()
-        host = dense.to("cpu")
+        host = _dense(tensor.detach().resolve_conj().resolve_neg()).to("cpu")
     view = _C.contiguous_data(host, False)
     assert view is not None
     return view
 
 
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    try:
+        return tensor.contiguous()
+    except (RuntimeError, NotImplementedError):
+        # Some dtypes (the bit types among them) have no copy; their bytes do.
+        return _as_bytes(tensor).contiguous()
+
+
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    # Some dtypes (the bit types among them) cannot be made contiguous; their bytes can.
     return torch.as_strided(
         torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()),
         (*tensor.shape, tensor.element_size()),
