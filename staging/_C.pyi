@@ -13,7 +13,7 @@ class DeviceError(RuntimeError):
     text: str
     context_lost: bool
 
-class OutOfMemory(DeviceError, MemoryError): ...  # type: ignore[misc]
+class OutOfMemory(DeviceError, MemoryError): ...
 
 class _RingStats(TypedDict):
     capacity_nbytes: int
