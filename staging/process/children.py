@@ -24,6 +24,7 @@ import io
 import logging
 import multiprocessing.context
 import multiprocessing.popen_spawn_posix
+import multiprocessing.process
 import os
 import select
 import signal
@@ -320,6 +321,7 @@ class _Launch(multiprocessing.popen_spawn_posix.Popen):
                     return
                 self._kill_leftovers(groups=())
                 self.was_reaped_elsewhere = True
+                self._leave_active_children()
                 logger.warning(
                     "Process %d was reaped by somebody else: its exit code is unknown", self.pid
                 )
@@ -332,6 +334,11 @@ class _Launch(multiprocessing.popen_spawn_posix.Popen):
         # The pidfd stays open, as the sentinel, until the process object is closed.
         self._guard.remove_child(self._mark)
         self._is_settled = True
+
+    def _leave_active_children(self) -> None:
+        # multiprocessing waits for an exit code before it takes a child for ended.
+        children = multiprocessing.process._children  # type: ignore[attr-defined]
+        children.difference_update([child for child in children if child._popen is self])
 
     def _kill_leftovers(self, groups: Collection[int]) -> None:
         try:
