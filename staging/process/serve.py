@@ -286,6 +286,7 @@ class _Server:
         from staging.process.engines import EngineProcessManager
         from staging.process.serve_worker import ServeArgs, serve_worker
         from staging.process.status_board import StatusBoard
+        from staging.process.wait import wait_for_completion_or_failure
 
         options = self._options
         self._sock, self._url = _listen(options.host, options.port)
@@ -331,7 +332,7 @@ class _Server:
                 serve_worker,
             )
             listeners.hand_over()
-        self._waiting = _Thread("staging-wait", self._wait)
+        self._waiting = _Thread("staging-wait", lambda: self._wait(wait_for_completion_or_failure))
 
     def _check_signals(self) -> None:
         taken = self._signals.take()
@@ -340,12 +341,9 @@ class _Server:
 
     # -- serve ------------------------------------------------------------------------
 
-    def _wait(self) -> None:
-        from staging.process.wait import wait_for_completion_or_failure
-
-        assert self._servers is not None
+    def _wait(self, wait: Callable[..., None]) -> None:
         try:
-            wait_for_completion_or_failure(self._servers, self._engines)
+            wait(self._servers, self._engines)
         except BaseException as error:
             self._verdict = error
 
