@@ -139,8 +139,6 @@ class CMakeBuild(build_ext):
                     link = links / "libcudart.so"
                     link.unlink(missing_ok=True)
                     link.symlink_to(library)
-                arguments += [f"-DCUDA_CUDART={links / 'libcudart.so'}",
-                              f"-DCUDAToolkit_ROOT={home}"]  # fmt: skip
                 paths = [str(links), str(home / "lib"), environment.get("LIBRARY_PATH", "")]
                 environment["LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
         arguments += os.environ.get("CMAKE_ARGS", "").split()
