@@ -76,6 +76,7 @@ class _Signals:
             # nohup ignores SIGHUP for those it starts.
             if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, _do_nothing)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
 
     def take(self) -> list[signal.Signals]:
         """Return those that have come since the last call."""
