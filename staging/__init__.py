@@ -18,15 +18,17 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "CpuGpuBuffer": "staging.buffer",
     "copy_slice": "staging.copy",
+    "copy_slices": "staging.copy",
     "tensor_data": "staging.data",
 }
 
 if TYPE_CHECKING:
     from staging.buffer import CpuGpuBuffer as CpuGpuBuffer
     from staging.copy import copy_slice as copy_slice
+    from staging.copy import copy_slices as copy_slices
     from staging.data import tensor_data as tensor_data
 
-__all__ = ["CpuGpuBuffer", "__version__", "copy_slice", "tensor_data"]
+__all__ = ["CpuGpuBuffer", "__version__", "copy_slice", "copy_slices", "tensor_data"]
 
 
 def __getattr__(name: str) -> Any:
