@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from staging.process import pidfd as _pidfd
 from staging.process.adopted import reap_adopted
+from staging.process.exit_codes import exit_code_of
 from staging.process.guard import guard
 from staging.process.termination import told_to_stop
 
@@ -227,15 +228,20 @@ class _Watched:
         """See whether it has ended, and how."""
         if self.has_ended or (self.fd >= 0 and not _pidfd.wait_any([self.fd], 0)):
             return
-        try:
-            code = self._proc.exitcode
-            if code is None and self._proc.is_alive() and not self._has_left():
-                # A pipe that is closed while its process lives says nothing more.
-                self.close()
-                return
-        except ValueError:  # closed while we waited
-            code = None
+        if self.fd < 0 and self._claims_to_live():
+            return
+        code = exit_code_of(self._proc, self.fd)
+        if code is None and self._claims_to_live() and not self._has_left():
+            # A pipe that is closed while its process lives says nothing more.
+            self.close()
+            return
         self._note_end(code)
+
+    def _claims_to_live(self) -> bool:
+        try:
+            return bool(self._proc.is_alive())
+        except ValueError:  # closed while we waited
+            return False
 
     def _has_left(self) -> bool:
         """Return whether it is dead though it claims to live: somebody has reaped it."""

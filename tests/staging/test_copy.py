@@ -1,312 +1,343 @@
-"""Many slices in one call: what lands where, in how many calls, and what is refused."""
+"""copy_slice, and the operator that compiled functions call."""
 
 from __future__ import annotations
 
 import gc
-import random
+import itertools
 
+import numpy as np
 import pytest
-import torch
 
-from staging import copy_slices
-from staging.extension import _C
+torch = pytest.importorskip("torch")
 
-needs_cuda_build = pytest.mark.skipif(not _C.built_with_cuda, reason="needs a CUDA build")
+from staging import copy_slice, sim  # noqa: E402
+from staging.extension import _C  # noqa: E402
 
-
-def pinned(*shape, dtype=torch.int32):
-    return torch.zeros(*shape, dtype=dtype, pin_memory=True)
+PLACES = ["cpu", "pinned", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
-def on_device(*shape, dtype=torch.int32):
-    return torch.zeros(*shape, dtype=dtype, device="cuda")
+def put(values: torch.Tensor, place: str) -> torch.Tensor:
+    """``values`` with the same strides at ``place``."""
+    if place == "cpu" or (place == "pinned" and not torch.cuda.is_available()):
+        return values
+    storage = values.untyped_storage()
+    flat = torch.empty(0, dtype=torch.uint8).set_(storage)
+    moved = flat.pin_memory() if place == "pinned" else flat.to("cuda")
+    return (
+        torch.empty(0, dtype=values.dtype, device=moved.device)
+        .set_(moved.untyped_storage(), values.storage_offset(), values.shape, values.stride())
+    )  # fmt: skip
 
 
-def numbered(count, size=64):
-    """Host sources with bytes of their own, and as many destinations on the device."""
-    sources = [pinned(size) for _ in range(count)]
-    for i, source in enumerate(sources):
-        source.copy_(torch.arange(size, dtype=torch.int32) + 1000 * i)
-    return sources, [on_device(size) for _ in range(count)]
+def random_bytes(shape: tuple[int, ...], dtype: torch.dtype, rng: np.random.Generator):
+    count = int(np.prod(shape)) * torch.empty(0, dtype=dtype).element_size()
+    data = torch.from_numpy(rng.integers(0, 2, count, dtype=np.uint8))
+    return data.view(dtype).reshape(shape)
 
 
-# -- on the host alone -----------------------------------------------------------------------
+@pytest.mark.parametrize("source", PLACES)
+@pytest.mark.parametrize("target", PLACES)
+def test_copies_between_any_two_places(source, target):
+    from_tensor = put(torch.arange(20).reshape(5, 4), source)
+    to_tensor = put(torch.zeros(6, 4, dtype=torch.int64), target)
+    result = copy_slice(from_tensor, to_tensor, 3)
+    assert result.shape == (3, 4)
+    assert result.data_ptr() == to_tensor.data_ptr()
+    assert to_tensor.cpu()[:3].tolist() == torch.arange(12).reshape(3, 4).tolist()
+    assert not to_tensor.cpu()[3:].any()
 
 
-def test_host_slices_are_copied_in_turn():
-    a = torch.arange(6)
-    b = torch.zeros(6, dtype=torch.int64)
-    c = torch.zeros(6, dtype=torch.int64)
-    copy_slices([(a, b, 4), (b, c, 6), (a[3:], c[1:], 2)])
-    assert b.tolist() == [0, 1, 2, 3, 0, 0]
-    assert c.tolist() == [0, 3, 4, 3, 0, 0]
+LAYOUTS = {
+    "dense": lambda t: t,
+    "rows with a gap": lambda t: torch.cat([t, t], dim=-1)[..., : t.shape[-1]],
+    "columns with a gap": lambda t: torch.stack([t, t], dim=-1)[..., 0],
+    "transposed": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
+    "offset": lambda t: torch.cat([t[:1], t])[1:],
+}
 
 
-def test_no_slices_and_slices_without_bytes_do_nothing():
-    copy_slices([])
-    a = torch.ones(3)
-    copy_slices([(a, torch.zeros(3), 0), (torch.zeros(0), torch.zeros(0), 0), (a, a, 3)])
+@pytest.mark.parametrize("source", PLACES)
+@pytest.mark.parametrize("target", PLACES)
+@pytest.mark.parametrize(("from_layout", "to_layout"), list(itertools.product(LAYOUTS, LAYOUTS)))
+def test_copies_any_strides(source, target, from_layout, to_layout):
+    values = torch.arange(4 * 3 * 5, dtype=torch.int32).reshape(4, 3, 5)
+    from_tensor = put(LAYOUTS[from_layout](values), source)
+    to_tensor = put(LAYOUTS[to_layout](torch.zeros_like(values)), target)
+    copy_slice(from_tensor, to_tensor, 3)
+    seen = torch.empty_like(values)
+    seen.copy_(put_back(to_tensor))
+    assert torch.equal(seen[:3], values[:3])
+    assert not seen[3:].any()
 
 
-def test_any_iterable_will_do():
-    a, b = torch.ones(2), torch.zeros(2)
-    copy_slices(pair for pair in [(a, b, 2)])
-    assert b.tolist() == [1, 1]
+def put_back(tensor: torch.Tensor) -> torch.Tensor:
+    """A host tensor of the same values; its whole storage is moved, gaps and all."""
+    if tensor.device.type == "cpu":
+        return tensor
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+    return torch.empty(0, dtype=tensor.dtype).set_(
+        flat.cpu().untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
 
 
 @pytest.mark.parametrize(
-    ("bad", "error", "what"),
-    [
-        (lambda: (torch.zeros(3), torch.zeros(3), 4), ValueError, r"slices\[1\].*length.*0\.\.3"),
-        (lambda: (torch.zeros(3), torch.zeros(3), -1), ValueError, r"slices\[1\].*length"),
-        (lambda: (torch.zeros(3), torch.zeros(3).int(), 1), TypeError, r"slices\[1\].*dtype"),
-        (lambda: (torch.zeros(3, 2), torch.zeros(3), 1), ValueError, r"slices\[1\].*shape"),
-        (lambda: (torch.zeros(3), [0.0], 1), TypeError, r"slices\[1\]\[1\].*Tensor"),
-        (lambda: (torch.zeros(3), torch.zeros(3)), TypeError, r"slices\[1\].*tuple"),
-        (lambda: (torch.zeros(3), torch.zeros(3, device="meta"), 1), TypeError, r"slices\[1\]"),
-    ],
+    "dtype", [torch.bool, torch.int16, torch.bfloat16, torch.float64, torch.complex128], ids=str
 )
-def test_a_bad_slice_is_named_and_nothing_is_copied(bad, error, what):
-    a, b = torch.ones(3), torch.zeros(3)
-    with pytest.raises(error, match=what):
-        copy_slices([(a, b, 3), bad()])
-    assert not b.any()
-
-
-# -- with a device ---------------------------------------------------------------------------
-
-
 @pytest.mark.cuda
-def test_slices_between_host_and_device_arrive_whole():
-    sources, destinations = numbered(20)
-    copy_slices([(s, d, 3 * i) for i, (s, d) in enumerate(zip(sources, destinations, strict=True))])
-    back = [pinned(64) for _ in destinations]
-    copy_slices([(d, b, 64) for d, b in zip(destinations, back, strict=True)])
-    torch.cuda.synchronize()
-    for i, (source, result) in enumerate(zip(sources, back, strict=True)):
-        assert torch.equal(result[: 3 * i], source[: 3 * i])
-        assert not result[3 * i :].any()
+def test_copies_every_width_there_and_back(dtype, seed):
+    rng = np.random.default_rng(seed)
+    values = random_bytes((7, 3), dtype, rng)
+    on_device = torch.empty_like(values, device="cuda")
+    back = torch.empty_like(values)
+    copy_slice(values, on_device, 7)
+    copy_slice(on_device, back, 7)
+    assert torch.equal(back.view(torch.uint8), values.view(torch.uint8))
 
 
+def test_nothing_is_copied_for_no_rows():
+    to_tensor = torch.ones(3)
+    assert copy_slice(torch.zeros(3), to_tensor, 0).shape == (0,)
+    assert to_tensor.tolist() == [1, 1, 1]
+
+
+def test_the_whole_destination_is_returned_itself():
+    to_tensor = torch.zeros(3)
+    assert copy_slice(torch.ones(4), to_tensor, 3) is to_tensor
+
+
+# -- what is refused ----------------------------------------------------------------------
+
+
+def test_a_different_dtype_is_a_type_error_that_names_both():
+    with pytest.raises(TypeError, match=r"int.*float|float.*int|long"):
+        copy_slice(torch.zeros(3, dtype=torch.int64), torch.zeros(3), 3)
+
+
+@pytest.mark.parametrize("length", [-1, 4, 2**40])
+def test_a_length_outside_is_a_value_error_with_the_numbers(length):
+    with pytest.raises(ValueError, match=rf"0\.\.3.*got {length}"):
+        copy_slice(torch.zeros(5), torch.zeros(3), length)
+
+
+def test_different_trailing_shapes_are_a_value_error():
+    with pytest.raises(ValueError, match="one shape behind dimension 0"):
+        copy_slice(torch.zeros(3, 2), torch.zeros(3, 4), 1)
+
+
+def test_no_dimension_is_a_value_error():
+    with pytest.raises(ValueError, match="at least one dimension"):
+        copy_slice(torch.tensor(1.0), torch.tensor(2.0), 0)
+
+
+def test_an_expanded_destination_is_a_value_error():
+    with pytest.raises(ValueError, match="expanded"):
+        copy_slice(torch.zeros(3, 2), torch.zeros(1, 2).expand(3, 2), 3)
+
+
+def test_an_overlap_is_a_value_error_and_the_same_memory_is_not():
+    memory = torch.arange(8)
+    with pytest.raises(ValueError, match="overlap"):
+        copy_slice(memory[:4], memory[2:6], 4)
+    copy_slice(memory, memory, 8)
+    assert memory.tolist() == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "word"),
+    [
+        (torch.zeros(3).to_sparse(), "layout"),
+        (torch.zeros(3, dtype=torch.complex64).conj(), "resolve_conj"),
+        (torch.zeros(3, dtype=torch.complex64).conj().imag, "resolve_neg"),
+        (torch.zeros(3, requires_grad=True), "differentiable"),
+        (torch.zeros(3, device="meta"), "meta"),
+    ],
+    ids=["sparse", "conj", "neg", "grad", "meta"],
+)
+def test_what_has_no_bytes_to_copy_is_a_type_error(tensor, word):
+    with pytest.raises(TypeError, match=word):
+        copy_slice(tensor, torch.zeros(3, dtype=tensor.dtype), 3)
+
+
+def test_a_gradient_may_be_ignored_on_purpose():
+    with torch.no_grad():
+        copy_slice(torch.ones(3, requires_grad=True), torch.zeros(3), 3)
+
+
+def test_something_else_than_a_tensor_is_a_type_error_that_names_the_argument():
+    with pytest.raises(TypeError, match=r"to_tensor must be a torch\.Tensor, got list"):
+        copy_slice(torch.zeros(3), [0, 0, 0], 3)
+
+
+# -- races and lifetimes ------------------------------------------------------------------
+
+
+@pytest.mark.sim
 @pytest.mark.cuda
-def test_pageable_destinations_are_there_when_the_call_returns():
-    sources, destinations = numbered(5)
-    copy_slices([(s, d, 64) for s, d in zip(sources, destinations, strict=True)])
-    back = [torch.zeros(64, dtype=torch.int32) for _ in destinations]
-    copy_slices([(d, b, 64) for d, b in zip(destinations, back, strict=True)])
-    for source, result in zip(sources, back, strict=True):
-        assert torch.equal(result, source)
+def test_a_pinned_source_is_read_by_the_transfer_and_a_snapshot_at_once():
+    pinned = torch.ones(64).pin_memory()
+    late, early = torch.zeros(64, device="cuda"), torch.zeros(64, device="cuda")
+    with sim.policy("lazy"):
+        copy_slice(pinned, late, 64)
+        copy_slice(pinned, early, 64, snapshot=True)
+        pinned.fill_(2)
+        assert late.cpu().unique().tolist() == [2]
+        assert early.cpu().unique().tolist() == [1]
 
 
+@pytest.mark.sim
 @pytest.mark.cuda
-def test_what_one_slice_wrote_the_next_one_reads():
-    source = pinned(8)
-    source += 7
-    a, b, back = on_device(8), on_device(8), pinned(8)
-    copy_slices([(source, a, 8), (a, b, 8), (b[2:], a, 3), (a, back, 8)])
-    torch.cuda.synchronize()
-    assert back.tolist() == [7] * 8
-    copy_slices([(source[:4], back, 4), (back, a, 8)])  # host to host comes first here, too
+def test_a_pageable_source_is_taken_at_once_and_the_call_does_not_wait():
+    source = torch.ones(64)
+    target = torch.zeros(64, device="cuda")
+    with sim.policy("lazy"):
+        with sim.count() as counts:
+            copy_slice(source, target, 64)
+        assert counts["cudaStreamSynchronize"] == counts["cudaEventSynchronize"] == 0
+        assert sim.pending() > 0
+        source.fill_(2)
+        assert target.cpu().unique().tolist() == [1]
 
 
+@pytest.mark.sim
 @pytest.mark.cuda
-def test_a_snapshot_may_be_overwritten_at_once():
-    sources = [pinned(64), torch.zeros(64, dtype=torch.int32)]
-    destinations = [on_device(64) for _ in sources]
-    for step in range(1, 6):
-        for source in sources:
-            source.fill_(step)
-        copy_slices([(s, d, 64) for s, d in zip(sources, destinations, strict=True)], snapshot=True)
-        for source in sources:
-            source.fill_(-1)
-        assert all((d.cpu() == step).all() for d in destinations)
+@pytest.mark.parametrize("make_pinned", [lambda t: t.pin_memory(), None], ids=["torch's", "other"])
+def test_a_source_dropped_in_flight_keeps_its_memory(make_pinned):
+    with sim.policy("lazy"):
+        sim.clear_reports()
+        if make_pinned is None:
+            pinned = torch.ones(4096)
+            assert torch.cuda.cudart().cudaHostRegister(pinned.data_ptr(), 4096 * 4, 0) == 0
+        else:
+            pinned = make_pinned(torch.ones(4096))
+        address = pinned.data_ptr()
+        target = torch.zeros(4096, device="cuda")
+        copy_slice(pinned[1:], target, 4095)
+        del pinned
+        gc.collect()
+        # Whoever gets that memory next overwrites it.
+        others = [torch.zeros(4096).pin_memory().fill_(7) for _ in range(4)]
+        pageable = [torch.full((4096,), 7.0) for _ in range(4)]
+        assert target.cpu()[:4095].unique().tolist() == [1]
+        assert sim.reports() == []
+        del others, pageable
+        if make_pinned is None:
+            torch.cuda.synchronize()
+            assert torch.cuda.cudart().cudaHostUnregister(address) == 0
 
 
+@pytest.mark.sim
 @pytest.mark.cuda
-def test_a_device_slice_on_two_devices_is_refused():
+def test_a_gap_in_memory_is_one_transfer():
+    source = torch.ones(16, 8).pin_memory()[:, :5]
+    target = torch.zeros(16, 5, device="cuda")
+    copy_slice(source, target, 16)
+    with sim.count() as counts:
+        copy_slice(source, target, 16)
+    assert counts["cudaMemcpy2DAsync"] == 1
+    assert counts["cudaMemcpyAsync"] == 0
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_a_contiguous_pinned_source_is_one_transfer_and_no_query():
+    source = torch.ones(64).pin_memory()
+    target = torch.zeros(64, device="cuda")
+    copy_slice(source, target, 32)
+    with sim.count() as counts:
+        for _ in range(10):
+            copy_slice(source, target, 32)
+    assert counts["cudaMemcpyAsync"] == 10
+    assert counts["cudaPointerGetAttributes"] == counts["cudaEventQuery"] == 0
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_runs_on_the_stream_given():
+    side = torch.cuda.Stream()
+    source = torch.ones(64).pin_memory()
+    target = torch.zeros(64, device="cuda")
+    with sim.record() as calls:
+        copy_slice(source, target, 64, stream=side)
+    assert {call.stream for call in calls if call.name == "cudaMemcpyAsync"} == {side.cuda_stream}
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_between_devices():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two devices")
-    here, there = on_device(4), torch.zeros(4, dtype=torch.int32, device="cuda:1")
-    source = pinned(4)
-    with pytest.raises(ValueError, match="one device"):
-        copy_slices([(source, here, 4), (source, there, 4)])
+    source = torch.arange(8).to("cuda:0")
+    target = torch.zeros(8, dtype=torch.int64, device="cuda:1")
+    copy_slice(source, target, 5)
+    assert target.cpu().tolist() == [0, 1, 2, 3, 4, 0, 0, 0]
 
 
+@pytest.mark.sim
 @pytest.mark.cuda
-def test_a_stream_of_ones_own_is_used():
-    stream = torch.cuda.Stream()
-    sources, destinations = numbered(4)
-    copy_slices([(s, d, 64) for s, d in zip(sources, destinations, strict=True)], stream=stream)
-    stream.synchronize()
-    assert torch.equal(destinations[3].cpu(), sources[3])
-
-
-# -- in how many calls -----------------------------------------------------------------------
-
-
-def enqueuing(calls):
-    names = ("cudaMemcpyAsync", "cudaMemcpyBatchAsync", "cudaMemcpy2DAsync", "cudaLaunchKernel")
-    return {name: calls[name] for name in names if calls[name]}
-
-
-@pytest.mark.sim
-def test_sixteen_small_slices_are_one_launch():
-    from staging import sim
-
-    sources, destinations = numbered(16)
-    slices = [(s, d, 50) for s, d in zip(sources, destinations, strict=True)]
-    copy_slices(slices)
-    with sim.count() as calls:
-        copy_slices(slices)
-    assert enqueuing(calls) == {"cudaLaunchKernel": 1}
-
-
-@pytest.mark.sim
-def test_sixteen_pageable_slices_are_one_launch_and_one_event():
-    from staging import sim
-
-    destinations = [on_device(64) for _ in range(16)]
-    slices = [(torch.ones(64, dtype=torch.int32), d, 50) for d in destinations]
-    copy_slices(slices)
-    with sim.count() as calls:
-        copy_slices(slices)
-    assert enqueuing(calls) == {"cudaLaunchKernel": 1}
-    assert calls["cudaEventRecord"] == 1
-
-
-@pytest.mark.sim
-def test_neighbours_are_one_transfer():
-    from staging import sim
-
-    source, destination = pinned(16, 64), on_device(16, 64)
-    with sim.count() as calls:
-        copy_slices([(source[i], destination[i], 64) for i in range(16)])
-    assert enqueuing(calls) == {"cudaMemcpyAsync": 1}
-
-
-@pytest.mark.sim
-def test_the_rows_of_a_strided_slice_share_one_launch_with_others():
-    from staging import sim
-
-    positions, on_gpu = pinned(3, 100), on_device(3, 100)
-    sources, destinations = numbered(4)
-    positions += torch.arange(300, dtype=torch.int32).view(3, 100)
-    slices = [(positions[:, :40], on_gpu[:, :40], 3)]
-    slices += [(s, d, 50) for s, d in zip(sources, destinations, strict=True)]
-    with sim.count() as calls:
-        copy_slices(slices)
-    assert enqueuing(calls) == {"cudaLaunchKernel": 1}
-    assert torch.equal(on_gpu.cpu()[:, :40], positions[:, :40])
-    assert not on_gpu.cpu()[:, 40:].any()
-
-
-@pytest.mark.sim
-def test_pageable_destinations_are_waited_for_once():
-    from staging import sim
-
-    destinations = [on_device(64) for _ in range(8)]
-    back = [torch.zeros(64, dtype=torch.int32) for _ in destinations]
-    with sim.count() as calls:
-        copy_slices([(d, b, 64) for d, b in zip(destinations, back, strict=True)])
-    assert calls["cudaEventRecord"] == 1
-    assert calls["cudaStreamSynchronize"] == calls["cudaDeviceSynchronize"] == 0
-
-
-@pytest.mark.sim
-def test_under_capture_pinned_slices_are_captured_and_others_are_refused():
-    sources, destinations = numbered(16)
-    slices = [(s, d, 50) for s, d in zip(sources, destinations, strict=True)]
-    copy_slices(slices)
+def test_under_capture_a_pinned_copy_is_replayed_and_its_memory_kept():
+    source = torch.ones(64).pin_memory()
+    target = torch.zeros(64, device="cuda")
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        copy_slices(slices)
-        with pytest.raises(RuntimeError, match=r"slices\[1\].*CUDA graph"):
-            copy_slices([slices[0], (torch.zeros(64, dtype=torch.int32), destinations[0], 4)])
-    for i, source in enumerate(sources):
-        source.fill_(5 + i)
+        copy_slice(source, target, 64)
+    source.fill_(5)
+    del source
+    gc.collect()
+    others = [torch.zeros(64).pin_memory() for _ in range(8)]
     graph.replay()
-    torch.cuda.synchronize()
-    for i, destination in enumerate(destinations):
-        assert (destination.cpu()[:50] == 5 + i).all()
-
-
-# -- under every schedule --------------------------------------------------------------------
+    assert target.cpu().unique().tolist() == [5]
+    del others
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("policy", ["lazy", "random", "threads"])
-def test_sources_that_are_dropped_while_in_flight_arrive(policy):
-    from staging import sim
-
-    destinations = [on_device(256) for _ in range(12)]
+@pytest.mark.cuda
+def test_under_capture_a_copy_that_cannot_be_replayed_raises():
+    target = torch.zeros(64, device="cuda")
     torch.cuda.synchronize()
-    with sim.policy(policy, seed=1):
-        for step in range(1, 20):
-            sources = [pinned(256) for _ in destinations]
-            for source in sources:
-                source.fill_(step)
-            copy_slices([(s, d, 256) for s, d in zip(sources, destinations, strict=True)])
-            del sources, source
-            gc.collect()
-            assert all((d.cpu() == step).all() for d in destinations)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="graph"):
+        with torch.cuda.graph(graph):
+            copy_slice(torch.ones(64), target, 64)
 
 
-class Side:
-    """A tensor somewhere, with a host twin to compute what is expected with."""
-
-    def __init__(self, rng, place, rows, inner, dtype):
-        gap = [size + rng.randrange(3) for size in inner]
-        self.window = (slice(None), *(slice(0, size) for size in inner))
-        self.twin = torch.zeros([rows, *gap], dtype=dtype)
-        self.base = {
-            "pinned": lambda: torch.zeros([rows, *gap], dtype=dtype, pin_memory=True),
-            "pageable": lambda: torch.zeros([rows, *gap], dtype=dtype),
-            "device": lambda: torch.zeros([rows, *gap], dtype=dtype, device="cuda"),
-        }[place]()
-
-    def fill(self, rng):
-        self.twin.random_(0, 100, generator=torch.Generator().manual_seed(rng.randrange(2**31)))
-        self.base.copy_(self.twin)
-
-    @property
-    def tensor(self):
-        return self.base[self.window]
-
-    @property
-    def expected(self):
-        return self.twin[self.window]
+# -- the operator -------------------------------------------------------------------------
 
 
-@pytest.mark.sim
-@pytest.mark.parametrize("policy", ["lazy", "random"])
-def test_random_slices_equal_copies_one_after_the_other(policy, seed):
-    from staging import sim
+def test_the_operator_passes_opcheck():
+    torch.library.opcheck(
+        torch.ops.staging.copy_slice_, (torch.ones(8, 3), torch.zeros(8, 3), 5), {"snapshot": True}
+    )
 
-    rng = random.Random(seed)
-    for _ in range(60):
-        dtype = rng.choice([torch.int32, torch.uint8, torch.float64, torch.int16])
-        inner = [rng.randrange(1, 7) for _ in range(rng.randrange(3))]
-        places = [rng.choice(["pinned", "pageable", "device"]) for _ in range(6)]
-        sides = [Side(rng, place, rng.randrange(1, 9), inner, dtype) for place in places]
-        for side in sides:
-            side.fill(rng)
-        torch.cuda.synchronize()
-        slices = []
-        # A host tensor once: the host uses it at once, and a transfer in stream order.
-        used = set()
-        for _ in range(rng.randrange(12)):
-            pair = rng.sample(sides, 2)
-            on_host = {id(side) for side in pair if side.base.device.type == "cpu"}
-            if on_host & used:
-                continue
-            used |= on_host
-            source, destination = pair
-            n = rng.randrange(1 + min(len(source.base), len(destination.base)))
-            slices.append((source.tensor, destination.tensor, n))
-            destination.expected[:n] = source.expected[:n]
-        with sim.policy(policy, seed=rng.randrange(1000)):
-            copy_slices(slices, snapshot=rng.random() < 0.3)
-            torch.cuda.synchronize()
-        for side in sides:
-            assert torch.equal(side.base.cpu(), side.twin)
+
+def test_the_operator_returns_nothing_and_changes_its_destination():
+    target = torch.zeros(4)
+    assert torch.ops.staging.copy_slice_(torch.ones(4), target, 2) is None
+    assert target.tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_function_gives_eagers_bytes(dynamic):
+    def step(source: torch.Tensor, target: torch.Tensor, n: int) -> torch.Tensor:
+        torch.ops.staging.copy_slice_(source, target, n)
+        return target * 2
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for n in (2, 3):
+        source = torch.arange(12.0).reshape(4, 3)
+        eager_target, compiled_target = torch.zeros(5, 3), torch.zeros(5, 3)
+        expected = step(source, eager_target, n)
+        assert torch.equal(compiled(source, compiled_target, n), expected)
+        assert torch.equal(compiled_target, eager_target)
+
+
+def test_the_operator_reports_errors_by_type():
+    with pytest.raises(ValueError, match="length"):
+        torch.ops.staging.copy_slice_(torch.zeros(3), torch.zeros(3), 4)
+    with pytest.raises(TypeError, match="dtype"):
+        torch.ops.staging.copy_slice_(torch.zeros(3), torch.zeros(3, dtype=torch.int8), 3)
+
+
+def test_the_extension_was_built_with_the_operator():
+    assert _C is not None
+    assert hasattr(torch.ops.staging, "copy_slice_")

@@ -70,13 +70,17 @@ def test_it_leads_a_session_of_its_own(household, tmp_path):
 
 
 def test_sigterm_goes_to_the_child_alone(household, tmp_path):
-    process = behaving("family ignore ready sleep=1000", tmp_path)
-    before = len(household.members())
+    process = behaving("children ignore ready sleep=1000", tmp_path)
+
+    def sleepers():
+        members = household.members()
+        return sum(descendants.read_command(s.pid) == b"sleep\x001000\x00" for s in members)
+
+    wait_for(lambda: sleepers() == 3)
     process.terminate()
     time.sleep(0.2)
     assert process.is_alive()
-    household.reap()
-    assert len(household.members()) == before
+    assert sleepers() == 3
     process.kill()
     ended(process)
 
