@@ -36,6 +36,20 @@ class AddressRanges {
     ranges_.emplace(begin, end);
   }
 
+  // Calls visit(begin, nbytes) for each run of bytes of the range that is not in the set.
+  template <typename Visit>
+  void for_each_gap(const void* pointer, std::size_t nbytes, Visit visit) const {
+    Address begin = static_cast<Address>(pointer);
+    const Address end = begin + nbytes;
+    auto it = ranges_.upper_bound(begin);
+    if (it != ranges_.begin()) begin = std::max(begin, std::prev(it)->second, before_);
+    for (; it != ranges_.end() && before_(it->first, end); ++it) {
+      if (before_(begin, it->first)) visit(begin, static_cast<std::size_t>(it->first - begin));
+      begin = it->second;
+    }
+    if (before_(begin, end)) visit(begin, static_cast<std::size_t>(end - begin));
+  }
+
   void clear() noexcept { ranges_.clear(); }
   std::size_t count() const noexcept { return ranges_.size(); }
 

@@ -57,6 +57,18 @@ TEST(AddressRanges, ItAgreesWithASetOfBytes) {
       bool expected = false;
       for (std::size_t i = begin; i < begin + nbytes; ++i) expected = expected || bytes[i];
       ASSERT_EQ(ranges.overlaps(memory + begin, nbytes), expected);
+      std::bitset<256> gaps;
+      ranges.for_each_gap(memory + begin, nbytes, [&](const std::byte* gap, std::size_t size) {
+        ASSERT_GT(size, 0U);
+        for (std::size_t i = 0; i < size; ++i) {
+          const auto at = static_cast<std::size_t>(gap - memory) + i;
+          ASSERT_FALSE(gaps[at]);
+          gaps.set(at);
+        }
+      });
+      for (std::size_t i = 0; i < 256; ++i) {
+        ASSERT_EQ(gaps[i], i >= begin && i < begin + nbytes && !bytes[i]);
+      }
       if (random() % 3 == 0) {
         ranges.add(memory + begin, nbytes);
         for (std::size_t i = begin; i < begin + nbytes; ++i) bytes.set(i);
