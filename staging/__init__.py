@@ -26,6 +26,7 @@ _EXPORTS = {
     "StrictError": "staging.strictness",
     "UploadStats": "staging.uploads",
     "copy_slice": "staging.copy",
+    "copy_slices": "staging.copy",
     "install_pinned_allocator": "staging.memory",
     "nvtx_ranges": "staging.tracing",
     "pin": "staging.memory",
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from staging.buffer import BufferStats as BufferStats
     from staging.buffer import CpuGpuBuffer as CpuGpuBuffer
     from staging.copy import copy_slice as copy_slice
+    from staging.copy import copy_slices as copy_slices
     from staging.data import tensor_data as tensor_data
     from staging.errors import DeviceError as DeviceError
     from staging.errors import OutOfMemory as OutOfMemory
@@ -76,6 +78,7 @@ __all__ = [
     "UploadStats",
     "__version__",
     "copy_slice",
+    "copy_slices",
     "install_pinned_allocator",
     "nvtx_ranges",
     "pin",

@@ -96,9 +96,8 @@ void bind_memory(py::module_& m) {
   m.def("own_pinned", &torch_ops::own_pinned);
   m.def("owns_pinned", &torch_ops::owns_pinned);
   m.def("online_nodes", &online_nodes);
-  m.def("node_of", [](std::uintptr_t address) {
-    return node_of(reinterpret_cast<const void*>(address));
-  });
+  m.def("node_of",
+        [](std::uintptr_t address) { return node_of(reinterpret_cast<const void*>(address)); });
 }
 
 }  // namespace staging::bindings

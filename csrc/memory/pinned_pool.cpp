@@ -190,22 +190,26 @@ int PinnedPool::node_of_device(int device) {
   return node_of_device_.emplace(device, node).first->second;
 }
 
-PinnedBlock PinnedPool::allocate(std::size_t nbytes, int device) {
+void PinnedPool::check_usable() const {
   Runtime::check_not_forked();
-  if (device < 0) device = runtime_.current_device();
-  return allocate_on_node(nbytes, device, node_of_device(device));
-}
-
-PinnedBlock PinnedPool::allocate_on_node(std::size_t nbytes, int device, int numa_node) {
-  Runtime::check_not_forked();
-  STAGING_EXPECTS(
-      numa_node == kAnyNode || std::find(nodes_.begin(), nodes_.end(), numa_node) != nodes_.end(),
-      "numa_node must be a node that is online, or None, got ", numa_node);
   if (runtime_.context_lost()) {
     throw StateError(
         "the device context is lost after an earlier error: pinned memory is not handed out any "
         "more, as the device may still use it. Restart the process");
   }
+}
+
+PinnedBlock PinnedPool::allocate(std::size_t nbytes, int device) {
+  check_usable();
+  if (device < 0) device = runtime_.current_device();
+  return allocate_on_node(nbytes, device, node_of_device(device));
+}
+
+PinnedBlock PinnedPool::allocate_on_node(std::size_t nbytes, int device, int numa_node) {
+  check_usable();
+  STAGING_EXPECTS(
+      numa_node == kAnyNode || std::find(nodes_.begin(), nodes_.end(), numa_node) != nodes_.end(),
+      "numa_node must be a node that is online, or None, got ", numa_node);
   if (device < 0) device = runtime_.current_device();
   const Request request = request_for(nbytes, device, numa_node);
   reclaim(kGlances);

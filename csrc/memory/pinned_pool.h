@@ -244,6 +244,7 @@ class PinnedPool {
   };
   class Probing;
 
+  void check_usable() const;
   Request request_for(std::size_t nbytes, int device, int node) const;
   int node_of_device(int device);
   int node_key(int node) const noexcept { return nodes_.size() > 1 ? node : kAnyNode; }

@@ -70,7 +70,7 @@ class DeviceCopy {
       report_slow_path(kGapOnTheWayUp);
     }
     use_.device(copy_.from);
-    if (!pinned && !one_operation()) return unpack_on_host();
+    if (!pinned && !copy_.block.contiguous()) return unpack_on_host();
     use_.host(copy_.to);
     if (!pinned) {
       // Returns when the bytes are there. Interrupted, it leaves the tensor's memory held.

@@ -16,6 +16,7 @@
 
 #if defined(STAGING_WITH_CUDA)
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #endif
 
@@ -30,13 +31,15 @@ namespace {
 std::atomic<bool> owner{false};
 std::atomic<ThrowInterrupt> throw_interrupt{nullptr};
 
-PinnedPool& pool() { return PinnedPool::get(Runtime::get()); }
+PinnedPool& pool() {
+  return PinnedPool::get(Runtime::get());
+}
 
 // The device whose context registers memory: one that has a context, so that pinning makes
 // none where nobody wanted it.
 int device_with_context(int device) {
 #if defined(STAGING_WITH_CUDA)
-  if (device < 0 && Runtime::get().backend() == Backend::kCuda) {
+  if (device < 0) {
     const c10::DeviceIndex current = c10::cuda::current_device();
     if (c10::cuda::hasPrimaryContext(current)) return current;
     return c10::cuda::getDeviceIndexWithPrimaryContext().value_or(current);
@@ -45,13 +48,27 @@ int device_with_context(int device) {
   return device;
 }
 
-void release_block(void* block) { PinnedBlock::attach(block).release(); }
+PinnedBlock allocate_near(std::size_t nbytes, int device, int numa_node) {
+  PinnedPool& from = pool();
+#if defined(STAGING_WITH_CUDA)
+  // PyTorch's guard: it can go back to a device that has no context without making one.
+  std::optional<c10::cuda::CUDAGuard> guard;
+  if (from.runtime().backend() == Backend::kCuda && !from.runtime().context_lost()) {
+    device = device_with_context(device);
+    guard.emplace(static_cast<c10::DeviceIndex>(device));
+  }
+#endif
+  return numa_node == kAnyNode ? from.allocate(nbytes, device)
+                               : from.allocate_on_node(nbytes, device, numa_node);
+}
+
+void release_block(void* block) {
+  PinnedBlock::attach(block).release();
+}
 
 at::DataPtr allocate_block(std::size_t nbytes, int device, int numa_node) {
   try {
-    device = device_with_context(device);
-    PinnedBlock block = numa_node == kAnyNode ? pool().allocate(nbytes, device)
-                                              : pool().allocate_on_node(nbytes, device, numa_node);
+    PinnedBlock block = allocate_near(nbytes, device, numa_node);
     void* data = block.data();
     return {data, block.detach(), &release_block, c10::Device(c10::DeviceType::CPU)};
   } catch (const Interrupted&) {
@@ -240,8 +257,12 @@ void own_pinned(bool enabled) {
   owner.store(enabled, std::memory_order_relaxed);
 }
 
-bool owns_pinned() noexcept { return owner.load(std::memory_order_relaxed); }
+bool owns_pinned() noexcept {
+  return owner.load(std::memory_order_relaxed);
+}
 
-void set_throw_interrupt(ThrowInterrupt function) noexcept { throw_interrupt.store(function); }
+void set_throw_interrupt(ThrowInterrupt function) noexcept {
+  throw_interrupt.store(function);
+}
 
 }  // namespace staging::torch_ops
