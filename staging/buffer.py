@@ -89,7 +89,7 @@ class CpuGpuBuffer(_C.Buffer):
     cpu: torch.Tensor
     gpu: torch.Tensor
     np: npt.NDArray[Any]
-    _numpy_dtype: np.dtype[Any] | None
+    _numpy_dtype: Any  # of np; None without it
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class CpuGpuBuffer(_C.Buffer):
                 cls, "np", "this CpuGpuBuffer was made with with_numpy=False and has no 'np'"
             )
         if cls is not type(self):
-            self.__class__ = cls  # type: ignore[assignment]
+            self.__class__ = cls
         self.cpu = cpu
         self.gpu = gpu
         self._numpy_dtype = None
@@ -260,11 +260,12 @@ class CpuGpuBuffer(_C.Buffer):
         return cupy.from_dlpack(self.gpu)
 
     def __repr__(self) -> str:
-        """Shape, dtype and places."""
+        """Shape, dtype, places and policy."""
         gpu = self.gpu
+        options = "" if self._reuse() == "snapshot" else f", reuse={self._reuse()!r}"
         return (
             f"CpuGpuBuffer({', '.join(map(str, gpu.shape))}, dtype={gpu.dtype}, "
-            f"device={str(gpu.device)!r}, pin_memory={self._pinned()}, reuse={self._reuse()!r})"
+            f"device={str(gpu.device)!r}, pin_memory={self._pinned()}{options})"
         )
 
 

@@ -22,7 +22,8 @@ _without: WeakKeyDictionary[type, dict[tuple[str, ...], type]] = WeakKeyDictiona
 
 def open_class(cls: type) -> type:
     """Return the class itself, or the open class of a guarded one."""
-    return cls.__dict__.get("_staging_open_class", cls)
+    opened: type = cls.__dict__.get("_staging_open_class", cls)
+    return opened
 
 
 def guarded_class(cls: type, names: Iterable[str]) -> type:

@@ -119,9 +119,8 @@ class DeviceSlices {
     }
     slice.route = from_host ? Route::kUp : to_host ? Route::kDown : Route::kWithin;
     if (slice.route != Route::kWithin) {
-      const bool pinned =
-          from_host ? is_pinned(pair.from, pair.src, pair.src_extent(), context_)
-                    : is_pinned(pair.to, pair.dst, pair.dst_extent(), context_);
+      const bool pinned = from_host ? is_pinned(pair.from, pair.src, pair.src_extent(), context_)
+                                    : is_pinned(pair.to, pair.dst, pair.dst_extent(), context_);
       slice.through_staging = (from_host && options_.snapshot) || !pinned;
     }
     const BlockPair& moved =

@@ -54,7 +54,9 @@ class NvtxRangeTest : public ::testing::Test {
 };
 
 TEST_F(NvtxRangeTest, OffItSaysNothing) {
-  { const NvtxRange range("ids", "copy_to_gpu"); }
+  {
+    const NvtxRange range("ids", "copy_to_gpu");
+  }
   EXPECT_TRUE(events().empty());
 }
 
