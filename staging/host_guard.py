@@ -12,17 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
-from weakref import WeakKeyDictionary
 
-# open class -> its guarded class
-_guarded: WeakKeyDictionary[type, type] = WeakKeyDictionary()
-# class -> the open class of objects without some attributes, by their names
-_without: WeakKeyDictionary[type, dict[tuple[str, ...], type]] = WeakKeyDictionary()
+# What was made for a class is kept in the class: it goes with it.
+_GUARDED = "_staging_guarded_class"
+_WITHOUT = "_staging_classes_without"
+_OPEN = "_staging_open_class"
 
 
 def open_class(cls: type) -> type:
     """Return the class itself, or the open class of a guarded one."""
-    opened: type = cls.__dict__.get("_staging_open_class", cls)
+    opened: type = cls.__dict__.get(_OPEN, cls)
     return opened
 
 
@@ -42,16 +41,19 @@ def guarded_class(cls: type, names: Iterable[str]) -> type:
     type
         A subclass with the same name, made once for each class.
     """
-    guarded = _guarded.get(cls)
+    guarded: type | None = cls.__dict__.get(_GUARDED)
     if guarded is None:
-        namespace = {name: _waiting(name) for name in names}
-        guarded = _guarded[cls] = _subclass(cls, {**namespace, "_staging_open_class": cls})
+        guarded = _subclass(cls, {**{name: _waiting(name) for name in names}, _OPEN: cls})
+        setattr(cls, _GUARDED, guarded)
     return guarded
 
 
 def class_without(cls: type, name: str, why: str) -> type:
     """Return a subclass in which the attribute ``name`` raises AttributeError that says why."""
-    made = _without.setdefault(cls, {})
+    made: dict[tuple[str, str], type] | None = cls.__dict__.get(_WITHOUT)
+    if made is None:
+        made = {}
+        setattr(cls, _WITHOUT, made)
     key = (name, why)
     if key not in made:
 
