@@ -17,10 +17,15 @@
 // The simulated device finds the host function by the kernel's name (find_kernel).
 #pragma once
 
+#define STAGING_STRINGIFY(text) #text
+
 #if defined(__CUDACC__)
 #define STAGING_KERNEL __global__
 #define STAGING_DEVICE __device__ __forceinline__
 #define STAGING_HOST_DEVICE __host__ __device__ __forceinline__
+// For large parameters: indexing them must not copy them to each thread's local memory.
+#define STAGING_GRID_CONSTANT __grid_constant__
+#define STAGING_UNROLL(n) _Pragma(STAGING_STRINGIFY(unroll n))
 #define STAGING_CUDA_STUB(name)                           \
   namespace staging::kernels {                            \
   const void* name##_cuda_stub() noexcept {               \
@@ -34,6 +39,8 @@
 #define STAGING_KERNEL [[maybe_unused]] static
 #define STAGING_DEVICE inline
 #define STAGING_HOST_DEVICE inline
+#define STAGING_GRID_CONSTANT
+#define STAGING_UNROLL(n) _Pragma(STAGING_STRINGIFY(GCC unroll n))
 
 #if defined(STAGING_WITH_CUDA)
 #define STAGING_DEFINE_KERNEL(name, barriers)                                      \
