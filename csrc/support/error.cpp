@@ -6,6 +6,7 @@ namespace {
 
 std::string device_message(const std::string& call, int code, const std::string& name,
                            const std::string& text, bool sticky) {
+  if (code == 0) return call + ": " + text;  // a limit of ours: the runtime was not asked
   std::string message = call + " failed: " + name + " (" + std::to_string(code) + "): " + text;
   message += sticky
                  ? ". The device context is lost: every later call fails and the process must be "

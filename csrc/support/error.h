@@ -60,7 +60,7 @@ class DeviceError : public Error {
   bool sticky_;
 };
 
-// Memory could not be had: cudaErrorMemoryAllocation, or a limit of ours.
+// Memory could not be had: cudaErrorMemoryAllocation, or a limit of ours (code 0).
 class OutOfMemory : public DeviceError {
  public:
   using DeviceError::DeviceError;

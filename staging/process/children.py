@@ -257,19 +257,22 @@ class _Launch(multiprocessing.popen_spawn_posix.Popen):
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         """Return the exit code if it is known; reap the process when it has ended."""
-        if self.returncode is None and not self.was_reaped_elsewhere and self.pidfd >= 0:
+        if self._owner == os.getpid() and not self._is_over:
             if flag == 0:
                 _pidfd.wait_any([self.pidfd], None)
             with self._lock:
-                if self.pidfd >= 0 and self._owner == os.getpid():
+                if not self._is_over:  # another thread may have been faster
                     self._reap()
         return self.returncode
 
+    @property
+    def _is_over(self) -> bool:
+        return self.returncode is not None or self.was_reaped_elsewhere or self.pidfd < 0
+
     def wait(self, timeout: float | None = None) -> int | None:
         """Wait for the end, at most `timeout` seconds; return the exit code if known."""
-        fd = self.pidfd
-        if self.returncode is None and not self.was_reaped_elsewhere and fd >= 0:
-            _pidfd.wait_any([fd], timeout)
+        if not self._is_over:
+            _pidfd.wait_any([self.pidfd], timeout)
         return self.poll()
 
     def _send_signal(self, sig: int) -> None:

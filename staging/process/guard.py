@@ -61,6 +61,12 @@ class Guard:
         link = self._link
         return link.pid if link is not None else None
 
+    def pids(self) -> set[int]:
+        """Return the pids of the children and of every warden that is not reaped yet."""
+        with self._lock:
+            links = [*self._retired, *([self._link] if self._link is not None else [])]
+            return {child.pid for child in self._children.values()} | {link.pid for link in links}
+
     @contextmanager
     def expecting(self, mark: str) -> Iterator[None]:
         """Keep a warden running from before a child's fork until it has been made known.
