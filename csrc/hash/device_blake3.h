@@ -13,45 +13,21 @@
 #include <span>
 #include <vector>
 
+#include "hash/index_map.h"
 #include "kernels/blake3_chunks.h"
 #include "kernels/blake3_tree.h"
 #include "runtime/runtime.h"
 
 namespace staging {
 
-// A tensor as its bytes are read: in logical (row-major) order. Strides count bytes, may be
-// 0 or overlap, and are not negative.
-struct StridedBytes {
-  const void* data = nullptr;
-  std::int64_t element_nbytes = 1;
-  std::span<const std::int64_t> sizes;
-  std::span<const std::int64_t> strides_nbytes;
-};
-
-// The same bytes in the fewest dimensions, innermost first, each element a unit of a power
-// of two of at most 16 bytes that the address and the strides are multiples of.
-struct IndexMap {
-  struct Dim {
-    std::int64_t size;
-    std::int64_t stride_nbytes;
-  };
-
-  explicit IndexMap(const StridedBytes& tensor);
-
-  // Whether the kernel can read it. If not, the caller copies it together first.
-  bool indexable() const noexcept;
-  bool contiguous() const noexcept { return dims.empty(); }
-
-  std::uint64_t nbytes = 0;
-  int unit_log2 = 0;
-  std::vector<Dim> dims;  // none: contiguous
-};
-
 class DeviceBlake3 {
  public:
   static constexpr std::size_t kDigestNbytes = 32;
 
-  // Throws InvalidArgument for a tensor that is not indexable.
+  // Whether the kernel can read it where it is. If not, pass a contiguous copy.
+  static bool can_index(const IndexMap& map) noexcept;
+
+  // Throws InvalidArgument for a tensor that cannot be indexed.
   explicit DeviceBlake3(std::span<const StridedBytes> tensors);
 
   // Device memory for enqueue(), aligned to 16 bytes, which may be reused in stream order.

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <numeric>
 #include <random>
 #include <vector>
 
 #include "hash/blake3.h"
 #include "hash/blake3_vectors.h"
+#include "hash/gather.h"
 #include "support/error.h"
 #include "support/scripted_runtime.h"
 
@@ -19,6 +19,7 @@ namespace {
 
 using testing::blake3_pattern;
 using testing::blake3_vectors;
+using testing::gather;
 using testing::hex;
 using testing::ScriptedRuntime;
 
@@ -74,25 +75,6 @@ class DeviceBlake3Test : public ::testing::Test {
   ScriptedRuntime runtime_;
   std::size_t launches_before_ = 0;
 };
-
-// Reads a tensor's bytes one by one, in logical order: what the index map must agree with.
-std::vector<unsigned char> gather(const StridedBytes& tensor) {
-  std::vector<unsigned char> bytes;
-  std::vector<std::int64_t> index(tensor.sizes.size(), 0);
-  const std::int64_t count = std::accumulate(tensor.sizes.begin(), tensor.sizes.end(),
-                                             std::int64_t{1}, std::multiplies<>());
-  for (std::int64_t i = 0; i < count; ++i) {
-    std::int64_t offset = 0;
-    for (std::size_t d = 0; d < index.size(); ++d) offset += index[d] * tensor.strides_nbytes[d];
-    const unsigned char* from = static_cast<const unsigned char*>(tensor.data) + offset;
-    bytes.insert(bytes.end(), from, from + tensor.element_nbytes);
-    for (std::size_t d = index.size(); d-- > 0;) {
-      if (++index[d] < tensor.sizes[d]) break;
-      index[d] = 0;
-    }
-  }
-  return bytes;
-}
 
 TEST_F(DeviceBlake3Test, MatchesTheOfficialVectors) {
   for (const auto& vector : blake3_vectors()) {
@@ -221,48 +203,15 @@ TEST_F(DeviceBlake3Test, EmptyTensorsNeedNoMemory) {
   EXPECT_EQ(digests({{nullptr, 4, sizes, strides}})[0], blake3(nullptr, 0));
 }
 
-TEST(IndexMap, JoinsWhatLiesTogether) {
-  const std::vector<std::int64_t> sizes{2, 1, 3, 4}, strides{48, 7, 16, 4};
-  const IndexMap map({reinterpret_cast<const void*>(0x1000), 4, sizes, strides});
-  EXPECT_TRUE(map.contiguous());
-  EXPECT_EQ(map.unit_log2, 4);
-  EXPECT_EQ(map.nbytes, 96U);
-}
-
-TEST(IndexMap, ReadsRowsInTheLargestUnitThatFits) {
-  const std::vector<std::int64_t> sizes{5, 12}, strides{64, 2};
-  const IndexMap map({reinterpret_cast<const void*>(0x1008), 2, sizes, strides});
-  ASSERT_EQ(map.dims.size(), 2U);
-  EXPECT_EQ(map.unit_log2, 3);
-  EXPECT_EQ(map.dims[0].size, 3);
-  EXPECT_EQ(map.dims[0].stride_nbytes, 8);
-  EXPECT_EQ(map.dims[1].size, 5);
-}
-
-TEST(IndexMap, OfARepeatedElementHasOneDimension) {
-  const std::vector<std::int64_t> sizes{5, 12}, strides{0, 0};
-  const IndexMap map({reinterpret_cast<const void*>(0x1000), 4, sizes, strides});
-  ASSERT_EQ(map.dims.size(), 1U);
-  EXPECT_EQ(map.dims[0].size, 60);
-}
-
-TEST(IndexMap, SaysWhatCannotBeIndexed) {
+TEST(DeviceBlake3, SaysWhatCannotBeIndexed) {
   const std::int64_t many = std::int64_t{1} << 31;
   const std::vector<std::int64_t> sizes{2, many}, strides{1, 2};
   const StridedBytes tensor{nullptr, 1, sizes, strides};
-  EXPECT_FALSE(IndexMap(tensor).indexable());
+  EXPECT_FALSE(DeviceBlake3::can_index(IndexMap(tensor)));
   EXPECT_THROW(DeviceBlake3({&tensor, 1}), InvalidArgument);
   // The outermost dimension may be as large as it likes.
   const std::vector<std::int64_t> long_sizes{many * 4, 2}, long_strides{4, 2};
-  EXPECT_TRUE(IndexMap({nullptr, 1, long_sizes, long_strides}).indexable());
-}
-
-TEST(IndexMap, RefusesWhatIsNoTensor) {
-  const std::vector<std::int64_t> sizes{2, 3}, negative{-2, 3}, strides{3, 1}, back{3, -1};
-  EXPECT_THROW(IndexMap({nullptr, 1, negative, strides}), InvalidArgument);
-  EXPECT_THROW(IndexMap({nullptr, 1, sizes, back}), InvalidArgument);
-  EXPECT_THROW(IndexMap({nullptr, 1, sizes, std::span(strides).first(1)}), InvalidArgument);
-  EXPECT_THROW(IndexMap({nullptr, 0, sizes, strides}), InvalidArgument);
+  EXPECT_TRUE(DeviceBlake3::can_index(IndexMap({nullptr, 1, long_sizes, long_strides})));
 }
 
 }  // namespace
