@@ -7,6 +7,7 @@
 // Thread-safety: grids may run on several OS threads at once.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -49,6 +50,19 @@ void call_with(void (*kernel)(Params...), void** args) {
 }
 
 }  // namespace detail
+
+namespace detail {
+
+template <typename... Params>
+constexpr std::array<std::size_t, sizeof...(Params)> param_nbytes_of(void (*)(Params...)) {
+  return {sizeof(Params)...};
+}
+
+}  // namespace detail
+
+// The size of each parameter of a kernel, for whoever copies its arguments.
+template <auto kKernel>
+inline constexpr auto kParamNbytes = detail::param_nbytes_of(kKernel);
 
 template <auto kKernel, bool kBarriers>
 void run_on_host(Dim3 grid, Dim3 block, std::size_t /*shared_nbytes*/, void** args) {

@@ -43,18 +43,20 @@
 #define STAGING_UNROLL(n) _Pragma(STAGING_STRINGIFY(GCC unroll n))
 
 #if defined(STAGING_WITH_CUDA)
-#define STAGING_DEFINE_KERNEL(name, barriers)                                      \
-  const void* name##_cuda_stub() noexcept;                                         \
-  const ::staging::Kernel& name() noexcept {                                       \
-    static const ::staging::Kernel kernel{#name "_kernel", name##_cuda_stub(),     \
-                                          &run_on_host<&name##_kernel, barriers>}; \
-    return kernel;                                                                 \
+#define STAGING_DEFINE_KERNEL(name, barriers)                                        \
+  const void* name##_cuda_stub() noexcept;                                           \
+  const ::staging::Kernel& name() noexcept {                                         \
+    static const ::staging::Kernel kernel{                                           \
+        #name "_kernel", name##_cuda_stub(), &run_on_host<&name##_kernel, barriers>, \
+        kParamNbytes<&name##_kernel>.data(), kParamNbytes<&name##_kernel>.size()};   \
+    return kernel;                                                                   \
   }
 #else
 #define STAGING_DEFINE_KERNEL(name, barriers)                                      \
   const ::staging::Kernel& name() noexcept {                                       \
-    static const ::staging::Kernel kernel{#name "_kernel", nullptr,                \
-                                          &run_on_host<&name##_kernel, barriers>}; \
+    static const ::staging::Kernel kernel{                                         \
+        #name "_kernel", nullptr, &run_on_host<&name##_kernel, barriers>,          \
+        kParamNbytes<&name##_kernel>.data(), kParamNbytes<&name##_kernel>.size()}; \
     return kernel;                                                                 \
   }
 #endif

@@ -59,6 +59,9 @@ struct Kernel {
   const char* name;
   const void* cuda;
   void (*host)(Dim3 grid, Dim3 block, std::size_t shared_nbytes, void** args);
+  // The size of each parameter, in order: arguments are copied when a kernel is enqueued.
+  const std::size_t* param_nbytes;
+  std::size_t param_count;
 };
 
 struct CopyItem {

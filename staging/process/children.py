@@ -145,6 +145,7 @@ class ChildProcess(multiprocessing.context.SpawnProcess):
             launch.discard()
         elif self._parent_pid == os.getpid():
             descendants.kill_family([self.mark], timeout=1.0)
+            guard().remove_child(self.mark)
 
     @property
     def _launch(self) -> _Launch | None:
@@ -310,8 +311,8 @@ class _Launch(multiprocessing.popen_spawn_posix.Popen):
         try:
             code = _pidfd.exit_code(self.pidfd)
         except ChildProcessError:
-            if not _pidfd.has_ended(self.pidfd):
-                return  # not our child; cannot happen to a process that started it
+            if self._is_over or not _pidfd.has_ended(self.pidfd):
+                return  # a signal handler that interrupted this call has reaped it
             self.was_reaped_elsewhere = True
             self._kill_leftovers(groups=())
             self._forget()

@@ -19,6 +19,7 @@ only, and little of it. It holds no state; any thread may call it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -112,6 +113,11 @@ def read_marks(pid: int) -> frozenset[str]:
     return frozenset(value.decode("ascii", "replace").split(":"))
 
 
+def read_command(pid: int) -> bytes:
+    """Return the command line, its arguments ended by NUL; empty where there is none."""
+    return _read(f"/proc/{pid}/cmdline") or b""
+
+
 def list_processes() -> dict[int, ProcessStat]:
     """Return every process that ``/proc`` shows, by pid."""
     found = {}
@@ -137,7 +143,8 @@ def find_family(
     marks
         Marks, one of which a process of the family has in its environment.
     groups
-        Process groups and sessions that belong to the family alone.
+        Process groups and sessions that belong to the family alone. Their numbers must
+        not be free: the leader is not reaped yet, or a member is known to live.
     roots
         Processes whose descendants belong to the family; they are not returned
         themselves unless they belong to it for another reason.
@@ -151,6 +158,13 @@ def find_family(
         Without the caller, process 1, zombies and those that end by themselves
         (resource trackers and wardens).
     """
+    return _look_for(marks, groups, roots, since)[0]
+
+
+def _look_for(
+    marks: Collection[str], groups: Collection[int], roots: Collection[int], since: int
+) -> tuple[list[ProcessStat], list[ProcessStat]]:
+    """Return the living family, apart from it those who are spared; see `find_family`."""
     wanted = frozenset(marks)
     processes = list_processes()
     children: dict[int, list[int]] = {}
@@ -175,7 +189,9 @@ def find_family(
             if pid not in family and pid not in never:
                 family[pid] = processes[pid]
                 heads.append(pid)
-    return [stat for stat in family.values() if not stat.is_dead and not _is_spared(stat.pid)]
+    living = [stat for stat in family.values() if not stat.is_dead]
+    spared = [stat for stat in living if _is_spared(stat.pid)]
+    return [stat for stat in living if stat not in spared], spared
 
 
 def kill_family(
@@ -210,13 +226,16 @@ def kill_family(
     try:
         # A process may fork between the listing and its end; what it forked inherits
         # group, session and mark and is in the next listing. After SIGKILL it forks
-        # no more, so this ends.
+        # no more, so this ends. One that forks and ends all the time may be in no
+        # listing at all, but does not get away from a signal to its group.
+        unsignalled = set(groups)
         while True:
-            fresh = [
-                stat
-                for stat in find_family(marks, groups=groups, roots=roots, since=since)
-                if stat.key not in killed and stat.pid not in spare
-            ]
+            family, spared = _look_for(marks, groups, roots, since)
+            keep = {s.pgid for s in spared} | {s.pgid for s in family if s.pid in spare}
+            for group in unsignalled - keep:
+                _kill_group(group)
+            unsignalled &= keep
+            fresh = [s for s in family if s.key not in killed and s.pid not in spare]
             if not fresh:
                 break
             for stat in fresh:
@@ -229,6 +248,12 @@ def kill_family(
         for handle in handles:
             os.close(handle)
     return list(killed.values())
+
+
+def _kill_group(group: int) -> None:
+    if group != os.getpgrp():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
 
 
 def kill(found: ProcessStat) -> int | None:
@@ -265,8 +290,8 @@ def _reap_adopted(handles: Iterable[int], timeout: float) -> None:
 
 
 def _is_spared(pid: int) -> bool:
-    command = _read(f"/proc/{pid}/cmdline")
-    return command is not None and any(mark in command for mark in _SPARED)
+    command = read_command(pid)
+    return any(mark in command for mark in _SPARED)
 
 
 def _read(path: str) -> bytes | None:

@@ -333,6 +333,9 @@ class _SubprocessWrapper:
                 self._code = self._proc.poll()
                 self._has_ended = self._code is not None
 
+    def _ended(self) -> bool:
+        return self._has_ended
+
     def _update_by_pidfd(self) -> None:
         if not _pidfd.has_ended(self._pidfd):
             return
@@ -340,6 +343,8 @@ class _SubprocessWrapper:
             code: int | None = _pidfd.exit_code(self._pidfd)
             groups = [self.pid] if self._leads_session else []
         except ChildProcessError:
+            if self._ended():
+                return  # a signal handler that interrupted this call has reaped it
             # Somebody has reaped it: Popen itself, which then knows, or somebody else,
             # and then Popen would say 0.
             with getattr(self._proc, "_waitpid_lock", contextlib.nullcontext()):

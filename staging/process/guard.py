@@ -95,8 +95,9 @@ class Guard:
             self._tell(_child_packet(mark, child), pidfd)
 
     def remove_child(self, mark: str) -> None:
-        """Forget a child that has been reaped."""
+        """Forget a child that has been reaped, or whose start was interrupted."""
         with self._lock:
+            self._expected.discard(mark)
             if self._children.pop(mark, None) is not None:
                 self._tell(b"gone\0" + mark.encode())
         self._dismiss_if_idle()
@@ -148,9 +149,10 @@ class Guard:
             if self.owner != os.getpid():
                 return
             if self._link is not None and self._link.has_ended:
-                age = time.monotonic() - self._link.started
-                self._false_starts = self._false_starts + 1 if age < _FALSE_START else 0
-                logger.warning("The warden (PID: %d) has ended", self._link.pid)
+                if self._link.pid:  # else its start was interrupted
+                    age = time.monotonic() - self._link.started
+                    self._false_starts = self._false_starts + 1 if age < _FALSE_START else 0
+                    logger.warning("The warden (PID: %d) has ended", self._link.pid)
                 self._retire()
             if self._link is None and (self._expected or self._children or self._paths):
                 if self._false_starts >= _FALSE_STARTS:
@@ -166,11 +168,13 @@ class Guard:
         if self._link is not None and not self._link.send(packet, fd):
             # It has gone, or was stopped and is of no use.
             self._link.kill()
+            self._link.reap(_LEAVE_TIMEOUT)
             self._retire()
         self.check()
 
     def _start(self) -> None:
-        link = self._link = _Link(self.mark)
+        link = self._link = _Link()
+        link.start(self.mark)
         for mark, child in self._children.items():
             link.send(_child_packet(mark, child), child.pidfd)
         for path, (device, inode) in self._paths.items():
@@ -196,9 +200,15 @@ class Guard:
 class _Link:
     """One warden: its process and the socket to it."""
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self) -> None:
+        self.pid = 0
         self.started = time.monotonic()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._pidfd = -1
+        self._socket: socket.socket | None = None
+
+    def start(self, mark: str) -> None:
+        """Start the process; if that is interrupted, it is ended and reaped."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         own_pidfd = -1
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
@@ -213,19 +223,18 @@ class _Link:
                 start_new_session=True,
                 env={k: v for k, v in os.environ.items() if k != descendants.LINEAGE},
             )
+            process.returncode = 0  # it is reaped through the pidfd
             self.pid = process.pid
             self._pidfd = _pidfd.open_pidfd(process.pid)
-            process.returncode = 0  # it is reaped through the pidfd
         except BaseException:
-            ours.close()  # by which a warden that has been started knows
+            _end_lost_warden(mark)
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             theirs.close()
             if own_pidfd >= 0:
                 os.close(own_pidfd)
-        ours.settimeout(_SEND_TIMEOUT)
-        self._socket = ours
+        self._socket.settimeout(_SEND_TIMEOUT)
 
     @property
     def has_ended(self) -> bool:
@@ -233,6 +242,8 @@ class _Link:
 
     def send(self, packet: bytes, fd: int | None = None) -> bool:
         """Send one packet; return False when the warden has gone or does not read."""
+        if self._socket is None:
+            return False
         try:
             socket.send_fds(self._socket, [packet], [] if fd is None else [fd])
         except OSError:  # a timeout is one, too
@@ -245,7 +256,8 @@ class _Link:
 
     def reap(self, timeout: float) -> bool:
         """Wait at most `timeout` seconds for the warden's end; return whether it came."""
-        self._socket.close()
+        if self._socket is not None:
+            self._socket.close()
         if self._pidfd < 0:
             return True
         if not _pidfd.wait_any([self._pidfd], timeout):
@@ -254,6 +266,17 @@ class _Link:
         fd, self._pidfd = self._pidfd, -1
         os.close(fd)
         return True
+
+
+def _end_lost_warden(mark: str) -> None:
+    """End a warden whose pid never arrived, because its start was interrupted."""
+    for stat in descendants.list_processes().values():
+        if stat.ppid == os.getpid() and mark.encode() in descendants.read_command(stat.pid):
+            handle = descendants.kill(stat)
+            if handle is not None:
+                _pidfd.wait_any([handle], _LEAVE_TIMEOUT)
+                _pidfd.reap(handle)
+                os.close(handle)
 
 
 def _command(socket_fd: int, own_pidfd: int, mark: str) -> list[str]:

@@ -64,6 +64,9 @@ class ProcessSet:
             yield
         except BaseException:
             self.shutdown(0)
+            for process in self.processes:
+                if process.pid is None:
+                    process.discard()  # its start may have been interrupted
             raise
 
     def shutdown(self, timeout: float | None = None) -> ShutdownReport:

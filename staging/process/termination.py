@@ -145,8 +145,13 @@ def shutdown(
         _await_all(targets, begin + grace)
     except BaseException as error:
         interruption = error
-    for _ in range(_MAX_INTERRUPTIONS):
+    for attempt in range(_MAX_INTERRUPTIONS):
         try:
+            if attempt:
+                # It does not take its time a second time: what a process has started is
+                # found after its end, too, unless it hides well.
+                for target in targets:
+                    target.signal_at_once(signal.SIGKILL)
             _kill_all(procs, targets, begin)
             break
         except BaseException as error:
@@ -273,6 +278,11 @@ class _Target:
             _pidfd.send_signal(self._fd, signal.SIGKILL)
         else:
             self._proc.kill()
+
+    def signal_at_once(self, signum: int) -> None:
+        if not self._outcome and self._fd >= 0:
+            self._was_killed = True
+            _pidfd.send_signal(self._fd, signum)
 
     def has_ended(self) -> bool:
         """Return whether it runs no more; then it is reaped, and its family has ended."""

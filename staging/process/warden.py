@@ -27,6 +27,7 @@ import os
 import signal
 import socket
 import time
+from stat import S_ISSOCK
 from typing import NamedTuple
 
 from staging.process import descendants
@@ -201,6 +202,8 @@ def remove_stale_socket(path: str) -> bool:
     """
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         stat = os.lstat(path)
+        if not S_ISSOCK(stat.st_mode):
+            return False  # connect refuses a file, too
         probe.setblocking(False)  # a full queue is a sign of life, not worth a wait
         try:
             probe.connect(path)

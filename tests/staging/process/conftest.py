@@ -6,10 +6,32 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+# Child processes find what they are to do there, by name.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "support"))
+
+
+@pytest.fixture
+def household() -> Iterator[object]:
+    """Return all processes that the test starts; none may be left at its end.
+
+    The test's process is a subreaper meanwhile, so that orphans are found, too.
+    """
+    from process_scenarios import Household, subreaper
+
+    with subreaper():
+        house = Household()
+        try:
+            yield house
+            house.expect_empty()
+        finally:
+            house.kill()
 
 
 def bundled_libzmq() -> str:

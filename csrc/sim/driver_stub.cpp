@@ -1,0 +1,164 @@
+// libcuda.so.1 of the simulated device.
+//
+// Purpose: what PyTorch and others ask of the driver itself; generate_stubs.py adds a stub
+//   for every other entry point, which ends the process by name. State is the runtime's:
+//   the stand-in for libcudart, where it is loaded.
+// Owner: nothing. Thread-safety: stateless.
+#include <cuda.h>
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstring>
+
+#undef cuGetProcAddress
+#undef cuDeviceTotalMem
+
+namespace {
+
+template <typename Function>
+Function* runtime_function(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+}
+
+bool context_active(int device) {
+  static auto* const active = runtime_function<int(int)>("staging_sim_context_active");
+  return active != nullptr && active(device) != 0;
+}
+
+int current_device() {
+  static auto* const get = runtime_function<int(int*)>("cudaGetDevice");
+  int device = 0;
+  if (get != nullptr) get(&device);
+  return device;
+}
+
+int device_count() {
+  static auto* const count = runtime_function<int(int*)>("cudaGetDeviceCount");
+  int n = 0;
+  if (count != nullptr && count(&n) != 0) n = 0;
+  return n;
+}
+
+// A context's handle: never dereferenced by anybody, one for each device.
+char g_contexts[16];
+
+const char* name_of(CUresult error) {
+  switch (error) {
+    case CUDA_SUCCESS:
+      return "CUDA_SUCCESS";
+    case CUDA_ERROR_INVALID_VALUE:
+      return "CUDA_ERROR_INVALID_VALUE";
+    case CUDA_ERROR_OUT_OF_MEMORY:
+      return "CUDA_ERROR_OUT_OF_MEMORY";
+    case CUDA_ERROR_NOT_INITIALIZED:
+      return "CUDA_ERROR_NOT_INITIALIZED";
+    case CUDA_ERROR_NO_DEVICE:
+      return "CUDA_ERROR_NO_DEVICE";
+    case CUDA_ERROR_INVALID_DEVICE:
+      return "CUDA_ERROR_INVALID_DEVICE";
+    case CUDA_ERROR_INVALID_CONTEXT:
+      return "CUDA_ERROR_INVALID_CONTEXT";
+    case CUDA_ERROR_NOT_FOUND:
+      return "CUDA_ERROR_NOT_FOUND";
+    case CUDA_ERROR_NOT_SUPPORTED:
+      return "CUDA_ERROR_NOT_SUPPORTED";
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuInit(unsigned) {
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDriverGetVersion(int* version) {
+  if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *version = CUDA_VERSION;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorName(CUresult error, const char** name) {
+  if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *name = name_of(error);
+  return *name == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorString(CUresult error, const char** text) {
+  return cuGetErrorName(error, text);
+}
+
+CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (ordinal < 0 || ordinal >= device_count()) return CUDA_ERROR_INVALID_DEVICE;
+  *device = ordinal;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetCount(int* count) {
+  if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *count = device_count();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetName(char* name, int nbytes, CUdevice) {
+  if (name == nullptr || nbytes <= 0) return CUDA_ERROR_INVALID_VALUE;
+  std::snprintf(name, static_cast<size_t>(nbytes), "Simulated device");
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  // The runtime's attributes have the driver's numbers.
+  static auto* const get = runtime_function<int(int*, int, int)>("cudaDeviceGetAttribute");
+  if (get == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
+  return static_cast<CUresult>(get(value, static_cast<int>(attribute), device));
+}
+
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const int device = current_device();
+  *context = context_active(device) ? reinterpret_cast<CUcontext>(&g_contexts[device]) : nullptr;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetDevice(CUdevice* device) {
+  if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (!context_active(current_device())) return CUDA_ERROR_INVALID_CONTEXT;
+  *device = current_device();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
+  if (device < 0 || device >= device_count()) return CUDA_ERROR_INVALID_DEVICE;
+  if (flags != nullptr) *flags = 0;
+  if (active != nullptr) *active = context_active(device) ? 1 : 0;
+  return CUDA_SUCCESS;
+}
+
+// There is no driver that would log anything.
+CUresult cuLogsRegisterCallback(CUlogsCallback, void*, CUlogsCallbackHandle* handle) {
+  static char none;
+  if (handle != nullptr) *handle = reinterpret_cast<CUlogsCallbackHandle>(&none);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLogsUnregisterCallback(CUlogsCallbackHandle) {
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGetProcAddress_v2(const char* symbol, void** function, int, cuuint64_t,
+                             CUdriverProcAddressQueryResult* status) {
+  if (symbol == nullptr || function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  static void* const self = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  *function = self == nullptr ? nullptr : dlsym(self, symbol);
+  if (status != nullptr) {
+    *status =
+        *function == nullptr ? CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND : CU_GET_PROC_ADDRESS_SUCCESS;
+  }
+  return *function == nullptr ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
+}
+
+}  // extern "C"

@@ -1,0 +1,178 @@
+#include "ring/upload_ring.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "support/error.h"
+#include "support/scripted_runtime.h"
+
+namespace staging {
+namespace {
+
+using Slot = UploadRing::Slot;
+
+class UploadRingTest : public ::testing::Test {
+ protected:
+  static constexpr std::size_t kDeviceNbytes = 1 << 20;
+
+  testing::ScriptedRuntime runtime_{1};
+  EventPool pool_{runtime_, 0};
+  StreamHandle stream_ = runtime_.create_stream(0);
+  UploadRing ring_{pool_, {0, stream_}};
+  void* device_ = runtime_.allocate_device(0, kDeviceNbytes);
+
+  // One copy through the ring; the slot's bytes are `value`.
+  Slot copy(std::size_t nbytes, int value = 1) {
+    const Slot slot = ring_.reserve(nbytes);
+    std::memset(slot.data(), value, nbytes);
+    runtime_.copy_async(0, device_, slot.data(), nbytes, CopyKind::kHostToDevice, stream_);
+    Event event = pool_.acquire();
+    event.record(stream_);
+    ring_.commit(slot, event);
+    return slot;
+  }
+
+  void TearDown() override { runtime_.run_all(); }
+};
+
+TEST_F(UploadRingTest, AsksForCompletionOnceInManyCopies) {
+  runtime_.set_eager(true);
+  for (int i = 0; i < 1000; ++i) copy(4096);
+  runtime_.reset_calls();
+  for (int i = 0; i < 10'000; ++i) copy(4096);
+  EXPECT_LT(runtime_.calls("query_event"), 1000u);
+  EXPECT_EQ(runtime_.calls("register_pinned") + runtime_.calls("allocate_pinned"), 0u);
+  EXPECT_EQ(ring_.stats().waits, 0u);
+}
+
+TEST_F(UploadRingTest, ASlotInFlightIsNeverHandedOutAgain) {
+  std::vector<std::pair<std::byte*, std::size_t>> live;
+  for (int i = 0; i < 60; ++i) {
+    const Slot slot = copy(10'000);
+    for (const auto& [begin, nbytes] : live) {
+      EXPECT_TRUE(slot.data() + 10'000 <= begin || begin + nbytes <= slot.data());
+    }
+    live.emplace_back(slot.data(), 10'000);
+  }
+}
+
+TEST_F(UploadRingTest, AFullRingWaitsForTheOldestAndLosesNothing) {
+  runtime_.progress_after_queries(3);
+  const std::size_t nbytes = 100'000;
+  for (int i = 0; i < 100; ++i) {
+    copy(nbytes, i);
+    EXPECT_LE(ring_.stats().in_flight_nbytes, UploadRing::kDefaultLimitNbytes);
+  }
+  EXPECT_GT(ring_.stats().waits, 0u);
+  EXPECT_TRUE(runtime_.violations().empty());
+}
+
+TEST_F(UploadRingTest, ACopyLargerThanTheLimitStillPasses) {
+  runtime_.progress_after_queries(1);
+  const std::size_t nbytes = 3 * UploadRing::kDefaultLimitNbytes;
+  for (int i = 0; i < 4; ++i) {
+    const Slot slot = ring_.reserve(nbytes);
+    std::memset(slot.data(), i, nbytes);
+    Event event = pool_.acquire();
+    event.record(stream_);
+    ring_.commit(slot, event);
+  }
+  EXPECT_LE(ring_.stats().in_flight_nbytes, 2 * nbytes);
+}
+
+TEST_F(UploadRingTest, AnAbandonedSlotIsFree) {
+  for (int i = 0; i < 10'000; ++i) ring_.abandon(ring_.reserve(50'000));
+  const UploadRingStats stats = ring_.stats();
+  EXPECT_EQ(stats.in_flight_nbytes, 0u);
+  EXPECT_EQ(stats.in_flight_slots, 0u);
+  EXPECT_LE(stats.capacity_nbytes, UploadRing::kDefaultLimitNbytes);
+}
+
+TEST_F(UploadRingTest, ASlotWithoutAnEventIsFreedWithALaterOne) {
+  const Slot lost = ring_.reserve(1000);
+  ring_.commit(lost, {});
+  copy(1000);
+  runtime_.run_all();
+  ring_.trim();
+  EXPECT_EQ(ring_.stats().in_flight_slots, 0u);
+}
+
+TEST_F(UploadRingTest, ASlotWithoutAnEventAndNoLaterOneWaitsForTheStream) {
+  const std::size_t nbytes = UploadRing::kDefaultLimitNbytes;
+  ring_.commit(ring_.reserve(nbytes), {});
+  ring_.commit(ring_.reserve(nbytes), {});
+  runtime_.reset_calls();
+  ring_.abandon(ring_.reserve(nbytes));
+  EXPECT_EQ(runtime_.calls("synchronize_stream"), 1u);
+}
+
+TEST_F(UploadRingTest, TrimGivesBackAllThatIsIdle) {
+  copy(1000);
+  EXPECT_EQ(ring_.trim(), 0u);
+  runtime_.run_all();
+  EXPECT_GT(ring_.trim(), 0u);
+  EXPECT_EQ(runtime_.pinned_nbytes(), 0u);
+  copy(1000);  // and it goes on
+}
+
+TEST_F(UploadRingTest, AFailedAllocationClaimsNothing) {
+  runtime_.fail("register_pinned", testing::kErrorMemoryAllocation);
+  runtime_.fail("allocate_pinned", testing::kErrorMemoryAllocation);
+  EXPECT_THROW(ring_.reserve(1000), DeviceError);
+  runtime_.clear_failures();
+  EXPECT_EQ(ring_.stats().in_flight_slots, 0u);
+  copy(1000);
+}
+
+TEST_F(UploadRingTest, ShrinksAfterALargeCopyHasPassed) {
+  runtime_.set_eager(true);
+  ring_.abandon(ring_.reserve(32u << 20));
+  EXPECT_GE(ring_.stats().capacity_nbytes, 32u << 20);
+  for (int i = 0; i < 10'000; ++i) copy(256);
+  EXPECT_LE(ring_.stats().capacity_nbytes, UploadRing::kInitialNbytes);
+}
+
+TEST_F(UploadRingTest, ThreadsShareARingWithoutSharingASlot) {
+  runtime_.set_eager(true);
+  std::atomic<bool> mixed{false};
+  std::vector<std::thread> threads;
+  for (int id = 0; id < 4; ++id) {
+    threads.emplace_back([&, id] {
+      for (int i = 0; i < 500; ++i) {
+        const std::size_t nbytes = 1000 + 100 * static_cast<std::size_t>(i % 7);
+        const Slot slot = ring_.reserve(nbytes);
+        std::memset(slot.data(), id, nbytes);
+        std::this_thread::yield();
+        for (std::size_t k = 0; k < nbytes; ++k) {
+          if (slot.data()[k] != static_cast<std::byte>(id)) mixed = true;
+        }
+        Event event = pool_.acquire();
+        event.record(stream_);
+        ring_.commit(slot, event);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_FALSE(mixed);
+}
+
+TEST_F(UploadRingTest, RandomSizesAndProgressNeverOverlap) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  runtime_.progress_after_queries(2);
+  for (int i = 0; i < 3000; ++i) {
+    const std::size_t nbytes = 1 + random() % (random() % 16 == 0 ? 300'000 : 3000);
+    copy(nbytes, i & 0xff);
+    if (random() % 5 == 0) runtime_.step(0, stream_);
+    if (random() % 97 == 0) runtime_.run_all();
+  }
+  EXPECT_TRUE(runtime_.violations().empty());
+}
+
+}  // namespace
+}  // namespace staging
