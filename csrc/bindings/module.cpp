@@ -8,4 +8,5 @@ PYBIND11_MODULE(_C, m, pybind11::mod_gil_not_used(false)) {
   bind_buffer(m);
   bind_copy(m);
   bind_data(m);
+  bind_hash(m);
 }

@@ -60,6 +60,7 @@ TEST_F(BlockDownloadTest, HoldsAFewBlocksAndAFewEvents) {
 }
 
 TEST_F(BlockDownloadTest, DroppedEarlyItKeepsItsMemoryUntilTheCopiesAreDone) {
+  runtime_.progress_after_queries(0);
   const std::vector<unsigned char> input = blake3_pattern(5000);
   {
     BlockDownload dropped(context_, pool_, {0, stream_}, input.data(), input.size(), 1000);
