@@ -90,7 +90,6 @@ class Buffer {
   struct View {
     std::int64_t n = -1;
     py::object object;
-    at::TensorBase tensor;
   };
 
   std::int64_t rows_argument(py::handle n) const {
@@ -122,23 +121,23 @@ class Buffer {
     if (n.is_none()) return whole;
     const std::int64_t rows = n.cast<std::int64_t>();
     if (rows == rows_) return whole;
-    if (view.n == rows && Py_REFCNT(view.object.ptr()) == 1 && unchanged(view, tensor, rows)) {
+    // A second reference to the tensor, of C++ or Python, shows in one of the two counts.
+    if (view.n == rows && Py_REFCNT(view.object.ptr()) == 1 &&
+        unchanged(unpack_tensor(view.object, "view"), tensor, rows)) {
       return view.object;
     }
-    view.tensor = torch_ops::prefix_view(tensor, rows);
-    view.object = wrap_tensor(view.tensor);
+    view.object = wrap_tensor(torch_ops::prefix_view(tensor, rows));
     view.n = rows;
     return view.object;
   }
 
-  static bool unchanged(const View& view, const at::TensorBase& base, std::int64_t rows) {
-    const c10::TensorImpl& impl = *view.tensor.unsafeGetTensorImpl();
-    return impl.sizes().size() == base.sizes().size() && impl.sizes()[0] == rows &&
-           impl.sizes().slice(1) == base.sizes().slice(1) && impl.strides() == base.strides() &&
-           impl.storage_offset() == base.storage_offset() &&
+  static bool unchanged(const at::TensorBase& view, const at::TensorBase& base, std::int64_t rows) {
+    const c10::TensorImpl& impl = *view.unsafeGetTensorImpl();
+    return view.use_count() == 1 && impl.sizes().size() == base.sizes().size() &&
+           impl.sizes()[0] == rows && impl.sizes().slice(1) == base.sizes().slice(1) &&
+           impl.strides() == base.strides() && impl.storage_offset() == base.storage_offset() &&
            impl.storage().unsafeGetStorageImpl() == base.storage().unsafeGetStorageImpl() &&
-           impl.dtype() == base.dtype() && !impl.requires_grad() &&
-           view.tensor.use_count() == 2;  // ours and the Python object's
+           impl.dtype() == base.dtype() && !impl.requires_grad();
   }
 
   const py::object cpu_object_;

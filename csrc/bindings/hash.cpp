@@ -54,6 +54,17 @@ py::list digests(const PendingDigests& pending) {
   return list;
 }
 
+// A contiguous host tensor's bytes, good as long as the caller holds the tensor; None for any
+// other tensor. Unlike tensor_data's view it leaves the storage resizable.
+py::object borrowed_bytes(py::handle object) {
+  const at::TensorBase& tensor = unpack_tensor(object, "tensor");
+  if (!torch_ops::is_plain_on_host(tensor)) return py::none();
+  const StridedBytes bytes = torch_ops::TensorMemory(tensor).strided();
+  static const char nothing = 0;  // the buffer protocol wants an address, even of zero bytes
+  return py::memoryview::from_memory(bytes.data == nullptr ? &nothing : bytes.data,
+                                     static_cast<py::ssize_t>(tensor.nbytes()));
+}
+
 // The next block as a view that is good until the next call; None at the end.
 template <typename Blocks>
 py::object next_block(Blocks& blocks) {
@@ -94,6 +105,7 @@ void bind_hash(py::module_& m) {
            }),
            py::arg("tensor"), py::arg("stream"), py::arg("block_nbytes"))
       .def("next", &next_block<torch_ops::DeviceBlocks>);
+  m.def("borrowed_bytes", &borrowed_bytes, py::arg("tensor"));
   m.def("can_index_on_device",
         [](py::handle tensor) { return torch_ops::can_index(unpack_tensor(tensor, "tensor")); });
 }

@@ -241,7 +241,7 @@ STAGING_DEVICE unsigned blake3_steps(std::uint32_t nbytes) {
 }  // namespace detail
 
 STAGING_KERNEL void __launch_bounds__(kBlake3ChunksPerBlock, 6)
-    blake3_chunks_kernel(const STAGING_GRID_CONSTANT Blake3ChunksParams params) {
+    blake3_chunks_kernel(STAGING_PARAMS(Blake3ChunksParams) params) {
   using detail::kQuadsPerBlock, detail::kWarpSize, detail::kWarpNbytes;
   __shared__ detail::Blake3Quad staged_quads[kBlake3ChunksPerBlock * kQuadsPerBlock];
   __shared__ Blake3Node nodes[kBlake3ChunksPerBlock];

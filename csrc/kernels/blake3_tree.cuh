@@ -10,7 +10,7 @@
 namespace staging::kernels {
 
 STAGING_KERNEL void __launch_bounds__(kBlake3TreeThreads)
-    blake3_tree_kernel(const STAGING_GRID_CONSTANT Blake3TreeParams params) {
+    blake3_tree_kernel(STAGING_PARAMS(Blake3TreeParams) params) {
   __shared__ Blake3Node nodes[kBlake3TreeNodesPerBlock];
 
   int low = 0;

@@ -16,6 +16,8 @@
 
 #include "runtime/runtime.h"
 
+#undef __shared__  // CUDA's headers define both, for whoever includes them, too
+#undef __launch_bounds__
 #define __shared__ static thread_local
 #define __launch_bounds__(...)
 

@@ -11,7 +11,9 @@
 //               STAGING_DEFINE_KERNEL(<name>, barriers), and the launch function.
 //   Add the kernel to registry.cpp, and the sources to CMakeLists.txt. Compiled as plain C++
 //   the body sees threadIdx, blockIdx, blockDim, gridDim, __syncthreads() and __shared__
-//   with CUDA's meaning (see host_grid.h).
+//   with CUDA's meaning (see host_grid.h). A parameter that is large, or indexed at run time, is
+//   declared STAGING_PARAMS(<Name>Params) params: read where it lies instead of copied to each
+//   thread.
 // Thread-safety: bodies hold no state.
 //
 // The simulated device finds the host function by the kernel's name (find_kernel).
@@ -23,9 +25,8 @@
 #define STAGING_KERNEL __global__
 #define STAGING_DEVICE __device__ __forceinline__
 #define STAGING_HOST_DEVICE __host__ __device__ __forceinline__
-// For large parameters: indexing them must not copy them to each thread's local memory.
-#define STAGING_GRID_CONSTANT __grid_constant__
 #define STAGING_UNROLL(n) _Pragma(STAGING_STRINGIFY(unroll n))
+#define STAGING_PARAMS(Type) const __grid_constant__ Type
 #define STAGING_CUDA_STUB(name)                           \
   namespace staging::kernels {                            \
   const void* name##_cuda_stub() noexcept {               \
@@ -39,8 +40,8 @@
 #define STAGING_KERNEL [[maybe_unused]] static
 #define STAGING_DEVICE inline
 #define STAGING_HOST_DEVICE inline
-#define STAGING_GRID_CONSTANT
 #define STAGING_UNROLL(n) _Pragma(STAGING_STRINGIFY(GCC unroll n))
+#define STAGING_PARAMS(Type) const Type&
 
 #if defined(STAGING_WITH_CUDA)
 #define STAGING_DEFINE_KERNEL(name, barriers)                                        \

@@ -95,7 +95,8 @@ void PinnedPool::release(Run* run, std::vector<Event>* gates) noexcept {
 // does not find one locked by a thread that it does not have.
 struct PinnedPoolRegistry {
   std::mutex mutex;
-  std::map<Runtime*, PinnedPool*> pools;
+  std::map<Runtime*, PinnedPool*> pools;  // guarded by mutex, as are the options
+  PinnedPoolOptions options;              // of those to come
 
   static PinnedPoolRegistry& instance() {
     static auto* const registry = [] {
@@ -118,8 +119,32 @@ PinnedPool& PinnedPool::get(Runtime& runtime) {
   PinnedPoolRegistry& registry = PinnedPoolRegistry::instance();
   const std::lock_guard<std::mutex> lock(registry.mutex);
   PinnedPool*& pool = registry.pools[&runtime];
-  if (pool == nullptr) pool = new PinnedPool(runtime);
+  if (pool == nullptr) pool = new PinnedPool(runtime, registry.options);
   return *pool;
+}
+
+void PinnedPool::set_process_limit(std::size_t nbytes) {
+  std::vector<PinnedPool*> pools;
+  {
+    PinnedPoolRegistry& registry = PinnedPoolRegistry::instance();
+    const std::lock_guard<std::mutex> lock(registry.mutex);
+    registry.options.limit_nbytes = nbytes;
+    for (auto& [runtime, pool] : registry.pools) pools.push_back(pool);
+  }
+  for (PinnedPool* pool : pools) pool->set_limit(nbytes);
+}
+
+std::size_t PinnedPool::process_limit() {
+  PinnedPoolRegistry& registry = PinnedPoolRegistry::instance();
+  const std::lock_guard<std::mutex> lock(registry.mutex);
+  return registry.options.limit_nbytes;
+}
+
+void PinnedPool::set_process_huge_pages(bool enabled) {
+  PinnedPoolRegistry& registry = PinnedPoolRegistry::instance();
+  const std::lock_guard<std::mutex> lock(registry.mutex);
+  registry.options.huge_pages = enabled;
+  for (auto& [runtime, pool] : registry.pools) pool->set_huge_pages(enabled);
 }
 
 PinnedPool::PinnedPool(Runtime& runtime, const PinnedPoolOptions& options)
@@ -165,22 +190,26 @@ int PinnedPool::node_of_device(int device) {
   return node_of_device_.emplace(device, node).first->second;
 }
 
-PinnedBlock PinnedPool::allocate(std::size_t nbytes, int device) {
+void PinnedPool::check_usable() const {
   Runtime::check_not_forked();
-  if (device < 0) device = runtime_.current_device();
-  return allocate_on_node(nbytes, device, node_of_device(device));
-}
-
-PinnedBlock PinnedPool::allocate_on_node(std::size_t nbytes, int device, int numa_node) {
-  Runtime::check_not_forked();
-  STAGING_EXPECTS(
-      numa_node == kAnyNode || std::find(nodes_.begin(), nodes_.end(), numa_node) != nodes_.end(),
-      "numa_node must be a node that is online, or None, got ", numa_node);
   if (runtime_.context_lost()) {
     throw StateError(
         "the device context is lost after an earlier error: pinned memory is not handed out any "
         "more, as the device may still use it. Restart the process");
   }
+}
+
+PinnedBlock PinnedPool::allocate(std::size_t nbytes, int device) {
+  check_usable();
+  if (device < 0) device = runtime_.current_device();
+  return allocate_on_node(nbytes, device, node_of_device(device));
+}
+
+PinnedBlock PinnedPool::allocate_on_node(std::size_t nbytes, int device, int numa_node) {
+  check_usable();
+  STAGING_EXPECTS(
+      numa_node == kAnyNode || std::find(nodes_.begin(), nodes_.end(), numa_node) != nodes_.end(),
+      "numa_node must be a node that is online, or None, got ", numa_node);
   if (device < 0) device = runtime_.current_device();
   const Request request = request_for(nbytes, device, numa_node);
   reclaim(kGlances);

@@ -178,6 +178,10 @@ class PinnedPool {
 
   // The process's pool for `runtime`; made when it is first asked for.
   static PinnedPool& get(Runtime& runtime);
+  // The same for all pools of get(), those to come included. Chooses no runtime.
+  static void set_process_limit(std::size_t nbytes);
+  static std::size_t process_limit();
+  static void set_process_huge_pages(bool enabled);
 
   explicit PinnedPool(Runtime& runtime, const PinnedPoolOptions& options = {});
   PinnedPool(const PinnedPool&) = delete;  // blocks point into it
@@ -240,6 +244,7 @@ class PinnedPool {
   };
   class Probing;
 
+  void check_usable() const;
   Request request_for(std::size_t nbytes, int device, int node) const;
   int node_of_device(int device);
   int node_key(int node) const noexcept { return nodes_.size() > 1 ? node : kAnyNode; }

@@ -85,7 +85,8 @@ unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, std::size_t shared_n
   Counters::add(CallId::__cudaPushCallConfiguration);
   ThreadState& state = thread_state;
   if (state.launch_depth == static_cast<int>(std::size(state.launches))) return 1;
-  state.launches[state.launch_depth++] = {grid, block, shared_nbytes, stream};
+  state.launches[state.launch_depth++] = {
+      {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_nbytes, stream};
   return 0;
 }
 
@@ -95,8 +96,8 @@ cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, std::size_t* sha
   ThreadState& state = thread_state;
   if (state.launch_depth == 0) return cudaErrorMissingConfiguration;
   const LaunchConfig& launch = state.launches[--state.launch_depth];
-  *grid = launch.grid;
-  *block = launch.block;
+  *grid = dim3(launch.grid[0], launch.grid[1], launch.grid[2]);
+  *block = dim3(launch.block[0], launch.block[1], launch.block[2]);
   *shared_nbytes = launch.shared_nbytes;
   *static_cast<cudaStream_t*>(stream) = launch.stream;
   return cudaSuccess;

@@ -1,6 +1,7 @@
 #include "sim/control.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "sim/call_record.h"
@@ -21,10 +22,12 @@ void write_record_at_exit() {
   }
 }
 
-// --record: every process of the command appends to the same file.
+// --record: every process of the command appends to the same file. Nothing else happens
+// while the library is loaded.
 struct RecordAtExit {
   RecordAtExit() {
-    if (config().record_path.empty()) return;
+    const char* const path = std::getenv("STAGING_SIM_RECORD");
+    if (path == nullptr || *path == '\0') return;
     constexpr std::size_t kLimit = 1'000'000;
     CallRecord::get().start(kLimit);
     std::atexit(write_record_at_exit);
@@ -187,6 +190,12 @@ int staging_sim_lost() {
   Machine& machine = Machine::get();
   const Lock lock(machine.mutex);
   return machine.lost();
+}
+
+void staging_sim_recover() {
+  Machine& machine = Machine::get();
+  Lock lock(machine.mutex);
+  machine.engine.recover(lock);
 }
 
 int staging_sim_context_active(int device) {

@@ -40,7 +40,7 @@ size_t staging_sim_record_dropped(void);
 // -- faults ----------------------------------------------------------------------------
 // The `nth` next call of `call` fails with `code`. Returns a positive number to remove it by.
 int staging_sim_fault_add(const char* call, uint64_t nth, int code, int sticky, int deferred);
-// Returns how often it happened (0 or 1), -1 for an unknown number.
+// Returns how often it happened (0 or 1).
 int staging_sim_fault_remove(int fault);
 void staging_sim_fault_clear(void);
 
@@ -76,6 +76,8 @@ struct staging_sim_objects {
 void staging_sim_objects(struct staging_sim_objects* out);
 // The error that destroyed the context, or 0.
 int staging_sim_lost(void);
+// Repairs the context, so that the next test may go on. Nothing in CUDA does this.
+void staging_sim_recover(void);
 // Whether the device's primary context exists.
 int staging_sim_context_active(int device);
 // How device memory is kept from the host: "pkey" or "mprotect".

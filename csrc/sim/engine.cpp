@@ -129,8 +129,9 @@ void Engine::complete_head(Stream& stream, cudaError_t error) {
   stream.queue.pop_front();
   ++stream.completed;
   ++completions_;
-  if (error != cudaSuccess) lose(error);
   if (stream.queue.empty()) unlist(stream);
+  // Last: it may be the end of the stream.
+  if (error != cudaSuccess) lose(error);
   changed_.notify_all();
 }
 
@@ -184,6 +185,13 @@ void Engine::lose(cudaError_t error) {
     if (kept == 0) unlist(*stream);
   }
   changed_.notify_all();
+}
+
+void Engine::recover(Lock& lock) {
+  if (lost_ == cudaSuccess) return;
+  while (!pending_.empty()) changed_.wait(lock);
+  lost_ = cudaSuccess;
+  Attention::set(Attention::kLost, false);
 }
 
 void Engine::set_schedule(Lock& lock, std::unique_ptr<Schedule> schedule) {

@@ -86,6 +86,8 @@ class Engine {
   cudaError_t lost() const noexcept { return lost_; }
   // Destroys the context: drops what is queued and wakes every waiter.
   void lose(cudaError_t error);
+  // Undoes it, once the heads that were running are done.
+  void recover(Lock& lock);
 
   // -- policy ----------------------------------------------------------------------------
   Schedule& schedule() noexcept { return *schedule_; }

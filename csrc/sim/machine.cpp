@@ -96,12 +96,12 @@ cudaError_t Machine::check_enqueue(Stream& stream) {
 void Machine::before_free(Lock& lock, const Allocation& allocation, const char* call) {
   const Work* const user = engine.find_user(allocation.begin, allocation.end());
   if (user == nullptr) return;
-  char text[160];
-  std::snprintf(text, sizeof text,
-                "%s of %zu bytes at %p while %s is in flight: the call waits for the device", call,
-                allocation.nbytes, reinterpret_cast<void*>(allocation.begin),
-                user->describe().c_str());
-  Reports::get().add("free-in-flight", text);
+  char address[32];
+  std::snprintf(address, sizeof address, "%#zx", static_cast<std::size_t>(allocation.begin));
+  Reports::get().add("free-in-flight", std::string(call) + " of " +
+                                           std::to_string(allocation.nbytes) + " bytes at " +
+                                           address + " while " + user->describe() +
+                                           " is in flight: the call waits for the device");
   engine.drain(lock, -1);
 }
 

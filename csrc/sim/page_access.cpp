@@ -168,7 +168,7 @@ bool write_all(void* dst, const void* src, std::size_t nbytes) {
 
 }  // namespace
 
-bool move_bytes(Place dst, Place src, std::size_t nbytes) {
+bool move_protected_bytes(Place dst, Place src, std::size_t nbytes) {
   const bool readable = reachable(src, nbytes, PROT_READ);
   const bool writable = reachable(dst, nbytes, PROT_WRITE);
   if (readable && writable) [[likely]] {

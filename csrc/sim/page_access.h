@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace staging::sim {
 
@@ -28,8 +29,16 @@ struct Place {
 
 // Moves bytes; the ranges may overlap. False where a page is not mapped: bytes may then
 // have moved in part.
-bool move_bytes(Place dst, Place src, std::size_t nbytes);
+bool move_protected_bytes(Place dst, Place src, std::size_t nbytes);
 bool fill_bytes(Place dst, unsigned char value, std::size_t nbytes);
+
+inline bool move_bytes(Place dst, Place src, std::size_t nbytes) {
+  if (dst.access == Place::Access::kDirect && src.access == Place::Access::kDirect) [[likely]] {
+    std::memmove(dst.address, src.address, nbytes);
+    return true;
+  }
+  return move_protected_bytes(dst, src, nbytes);
+}
 
 // Makes every page that the program protected accessible while it lives, for kernels, which
 // access pinned memory at its own address. Nests and may be held by several threads.

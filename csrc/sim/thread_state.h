@@ -9,8 +9,10 @@ namespace staging::sim {
 
 class Stream;
 
+// dim3 as it is passed; its own constructor would make the thread's state dynamic.
 struct LaunchConfig {
-  dim3 grid, block;
+  unsigned grid[3];
+  unsigned block[3];
   std::size_t shared_nbytes;
   cudaStream_t stream;
 };
@@ -27,6 +29,6 @@ struct ThreadState {
   LaunchConfig launches[8] = {};
 };
 
-inline thread_local ThreadState thread_state;
+inline constinit thread_local ThreadState thread_state;
 
 }  // namespace staging::sim

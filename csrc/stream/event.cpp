@@ -14,9 +14,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
-// A wait polls: cudaEventSynchronize cannot be interrupted. It spins while the wait is
+// A wait polls: cudaEventSynchronize cannot be interrupted. It yields while the wait is
 // short, then sleeps for a tenth of what it has waited, so that it is late by a tenth at most.
-constexpr microseconds kSpin{50};
+constexpr microseconds kSpin{200};
 constexpr microseconds kLongestSleep{1000};
 constexpr microseconds kInterruptPeriod{10'000};
 
@@ -44,7 +44,11 @@ void Event::synchronize() const {
       next_check = now + kInterruptPeriod;
     }
     const auto waited = std::chrono::duration_cast<microseconds>(now - start);
-    if (waited > kSpin) std::this_thread::sleep_for(std::min(waited / 10, kLongestSleep));
+    if (waited < kSpin) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::min(waited / 10, kLongestSleep));
+    }
   }
 }
 

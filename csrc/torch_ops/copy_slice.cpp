@@ -1,7 +1,6 @@
 #include "torch_ops/copy_slice.h"
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -9,8 +8,8 @@
 #include "kernels/strided_copy.h"
 #include "runtime/device_scope.h"
 #include "support/error.h"
+#include "torch_ops/slice_pair.h"
 #include "torch_ops/tensor_access.h"
-#include "transfer/strided_block.h"
 #include "transfer/upload.h"
 
 namespace staging::torch_ops {
@@ -20,83 +19,11 @@ namespace {
 // A larger snapshot passes through the ring in pieces of this size.
 constexpr std::size_t kPieceNbytes = std::size_t{8} << 20;
 
-std::span<const std::int64_t> span_of(c10::IntArrayRef array) {
-  return {array.data(), array.size()};
-}
-
-void check_layout(const at::TensorBase& tensor, const char* name) {
-  const bool dense = tensor.layout() == c10::kStrided && tensor.has_storage() &&
-                     !tensor.unsafeGetTensorImpl()->is_python_dispatch();
-  if (!dense) {
-    throw TypeMismatch(::staging::detail::join_message(
-        name, " must be a dense tensor with memory of its own, got layout ", tensor.layout(),
-        " on ", tensor.device()));
-  }
-  if (tensor.is_conj() || tensor.is_neg()) {
-    throw TypeMismatch(::staging::detail::join_message(
-        name, " is a lazy ", tensor.is_conj() ? "conjugate" : "negative",
-        " view, its bytes are not its values; pass ", name,
-        tensor.is_conj() ? ".resolve_conj()" : ".resolve_neg()"));
-  }
-}
-
-void check_arguments(const at::TensorBase& from, const at::TensorBase& to, std::int64_t length) {
-  check_layout(from, "from_tensor");
-  check_layout(to, "to_tensor");
-  if (from.dtype() != to.dtype()) {
-    throw TypeMismatch(::staging::detail::join_message(
-        "from_tensor and to_tensor must have one dtype, got ", from.dtype(), " and ", to.dtype(),
-        "; convert one with .to()"));
-  }
-  STAGING_EXPECTS(from.dim() > 0 && to.dim() > 0,
-                  "from_tensor and to_tensor must have at least one dimension, got ", from.dim(),
-                  " and ", to.dim());
-  STAGING_EXPECTS(from.sizes().slice(1) == to.sizes().slice(1),
-                  "from_tensor and to_tensor must have one shape behind dimension 0, got ",
-                  from.sizes(), " and ", to.sizes());
-  // What copy_() would refuse or track.
-  if (c10::GradMode::is_enabled() && (from.requires_grad() || to.requires_grad())) {
-    throw TypeMismatch(
-        "copy_slice is not differentiable and got a tensor that requires a gradient; pass "
-        ".detach() or call it under torch.no_grad()");
-  }
-  for (std::int64_t d = 0; d < to.dim(); ++d) {
-    STAGING_EXPECTS(to.stride(d) != 0 || to.size(d) <= 1, "to_tensor is expanded along dimension ",
-                    d, ", several of its elements share memory; pass a tensor of its own memory");
-  }
-  const std::int64_t limit = std::min(from.size(0), to.size(0));
-  STAGING_EXPECTS(length >= 0 && length <= limit, "length must be in 0..", limit,
-                  " (from_tensor has ", from.size(0), " rows, to_tensor has ", to.size(0),
-                  "), got ", length);
-}
-
-// One copy_slice: the block and where its two ends are.
-struct Copy {
-  const at::TensorBase& from;
-  const at::TensorBase& to;
-  BlockPair block;
-  c10::SmallVector<std::int64_t, 6> sizes;  // of the slice
-  const std::byte* src;
-  std::byte* dst;
-};
-
-// Memory that both sides touch, unless they are the same bytes in the same order.
-bool overlaps(const Copy& copy) {
-  if (copy.from.storage().data() != copy.to.storage().data()) return false;
-  const auto extent = [&](c10::IntArrayRef strides) {
-    std::int64_t last = 0;
-    for (std::size_t d = 0; d < copy.sizes.size(); ++d) last += (copy.sizes[d] - 1) * strides[d];
-    return (last + 1) * static_cast<std::int64_t>(copy.block.element_nbytes);
-  };
-  return copy.src < copy.dst + extent(copy.to.strides()) &&
-         copy.dst < copy.src + extent(copy.from.strides());
-}
-
 #if defined(STAGING_WITH_CUDA)
 
 class DeviceCopy {
  public:
-  DeviceCopy(const Copy& copy, StreamRef stream)
+  DeviceCopy(const SlicePair& copy, StreamRef stream)
       : copy_(copy), stream_(stream), context_(DeviceContext::of(stream.device)) {}
 
   void host_to_device(bool snapshot) {
@@ -133,20 +60,30 @@ class DeviceCopy {
   }
 
  private:
-  // One transfer, where the block is a run of bytes or rows with a pitch.
+  // One operation, where the block is a run of bytes, or rows with a pitch.
   bool direct(CopyKind kind) {
     if (copy_.block.contiguous()) {
       context_.runtime().copy_async(stream_.device, copy_.dst, copy_.src, copy_.block.nbytes(),
                                     kind, stream_.handle);
       return true;
     }
+    return kind != CopyKind::kDeviceToDevice &&
+           copy_rows(copy_.block, copy_.dst, copy_.src, kind,
+                     kind == CopyKind::kHostToDevice ? copy_.src : copy_.dst);
+  }
+
+  // Rows with a pitch, one side of them pinned. By a kernel: cudaMemcpy2DAsync is reported to
+  // be a thousand times slower than that at some widths (pytorch #153176).
+  bool copy_rows(const BlockPair& block, std::byte* dst, const std::byte* src, CopyKind kind,
+                 const void* pinned) {
     std::size_t width = 0, height = 0, src_pitch = 0, dst_pitch = 0;
-    if (kind == CopyKind::kDeviceToDevice ||
-        !copy_.block.rows(&width, &height, &src_pitch, &dst_pitch)) {
-      return false;
+    if (!block.rows(&width, &height, &src_pitch, &dst_pitch)) return false;
+    if (context_.addresses_pinned(pinned)) {
+      launch_strided(block, dst, src);
+    } else {
+      context_.runtime().copy_2d_async(stream_.device, dst, dst_pitch, src, src_pitch, width,
+                                       height, kind, stream_.handle);
     }
-    context_.runtime().copy_2d_async(stream_.device, copy_.dst, dst_pitch, copy_.src, src_pitch,
-                                     width, height, kind, stream_.handle);
     return true;
   }
 
@@ -175,20 +112,16 @@ class DeviceCopy {
   }
 
   void put(const BlockPair& unpack, std::byte* dst, std::byte* slot) {
-    Runtime& runtime = context_.runtime();
-    std::size_t width = 0, height = 0, src_pitch = 0, dst_pitch = 0;
     if (unpack.contiguous()) {
-      runtime.copy_async(stream_.device, dst, slot, unpack.nbytes(), CopyKind::kHostToDevice,
-                         stream_.handle);
-    } else if (unpack.rows(&width, &height, &src_pitch, &dst_pitch)) {
-      runtime.copy_2d_async(stream_.device, dst, dst_pitch, slot, src_pitch, width, height,
-                            CopyKind::kHostToDevice, stream_.handle);
-    } else {
+      context_.runtime().copy_async(stream_.device, dst, slot, unpack.nbytes(),
+                                    CopyKind::kHostToDevice, stream_.handle);
+    } else if (!copy_rows(unpack, dst, slot, CopyKind::kHostToDevice, slot)) {
       launch_strided(unpack, dst, device_view(slot));
     }
   }
 
-  void launch_strided(const BlockPair& block, std::byte* dst, const std::byte* src) {
+  void launch_strided(const BlockPair& narrow, std::byte* dst, const std::byte* src) {
+    const BlockPair block = widened(narrow, dst, src);
     kernels::StridedCopyParams params{};
     params.src = reinterpret_cast<const unsigned char*>(src);
     params.dst = reinterpret_cast<unsigned char*>(dst);
@@ -203,6 +136,7 @@ class DeviceCopy {
 
   // How a kernel sees pinned memory.
   std::byte* device_view(std::byte* pinned) {
+    if (context_.addresses_pinned(pinned)) return pinned;
     const PointerInfo info = context_.runtime().pointer_info(pinned);
     if (info.device_pointer == nullptr) {
       throw StateError("the device cannot address this pinned memory; allocate it as mapped");
@@ -253,7 +187,7 @@ class DeviceCopy {
            CaptureStatus::kNone;
   }
 
-  const Copy& copy_;
+  const SlicePair& copy_;
   const StreamRef stream_;
   DeviceContext& context_;
 };
@@ -264,20 +198,8 @@ class DeviceCopy {
 
 void copy_slice(const at::TensorBase& from, const at::TensorBase& to, std::int64_t length,
                 const CopySliceOptions& options) {
-  check_arguments(from, to, length);
-  Copy copy{.from = from,
-            .to = to,
-            .block = {},
-            .sizes = {to.sizes().begin(), to.sizes().end()},
-            .src = static_cast<const std::byte*>(from.const_data_ptr()),
-            .dst = static_cast<std::byte*>(to.mutable_data_ptr())};
-  copy.sizes[0] = length;
-  if (c10::multiply_integers(copy.sizes) == 0) return;
-  copy.block =
-      make_block_pair(copy.sizes, span_of(from.strides()), span_of(to.strides()), from.itemsize());
-  if (copy.src == copy.dst && from.strides() == to.strides()) return;
-  STAGING_EXPECTS(!overlaps(copy),
-                  "from_tensor and to_tensor overlap in memory; clone one of them first");
+  const SlicePair copy = make_slice_pair(from, to, length);
+  if (copy.nothing_to_do()) return;
   to.unsafeGetTensorImpl()->bump_version();
 
   if (from.is_cpu() && to.is_cpu()) return copy_on_host(copy.block, copy.dst, copy.src);

@@ -31,7 +31,7 @@ SignFlips sign_flips(const at::TensorBase& tensor) {
 
 BlockDownload start_download(const at::TensorBase& tensor, std::optional<StreamHandle> stream,
                              std::size_t block_nbytes) {
-  const TensorBytes bytes(tensor);
+  const TensorMemory bytes(tensor);
   if (!tensor.is_contiguous()) {
     throw TypeMismatch("a tensor that is read in blocks from the device must be contiguous");
   }
@@ -44,7 +44,7 @@ BlockDownload start_download(const at::TensorBase& tensor, std::optional<StreamH
 
 }  // namespace
 
-TensorBytes::TensorBytes(const at::TensorBase& tensor)
+TensorMemory::TensorMemory(const at::TensorBase& tensor)
     : element_nbytes_(static_cast<std::int64_t>(tensor.element_size())) {
   if (tensor.layout() != c10::kStrided || !tensor.has_storage() ||
       tensor.unsafeGetTensorImpl()->is_python_dispatch()) {
@@ -72,14 +72,21 @@ TensorBytes::TensorBytes(const at::TensorBase& tensor)
   }
 }
 
+bool is_plain_on_host(const at::TensorBase& tensor) {
+  return tensor.is_cpu() && tensor.layout() == c10::kStrided && !tensor.is_conj() &&
+         !tensor.is_neg() && !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
+         tensor.has_storage() && !tensor._is_zerotensor() && !tensor.is_nested() &&
+         tensor.is_contiguous();
+}
+
 bool can_index(const at::TensorBase& tensor) {
-  return DeviceBlake3::can_index(IndexMap(TensorBytes(tensor).strided()));
+  return DeviceBlake3::can_index(IndexMap(TensorMemory(tensor).strided()));
 }
 
 PendingDigests start_digests(std::span<const at::TensorBase> tensors,
                              std::optional<StreamHandle> stream) {
   STAGING_EXPECTS(!tensors.empty(), "tensors must not be empty");
-  std::vector<TensorBytes> bytes;
+  std::vector<TensorMemory> bytes;
   for (const at::TensorBase& tensor : tensors) {
     if (!tensor.is_cuda() || tensor.device() != tensors[0].device()) {
       throw TypeMismatch(join_message("tensors must be on one CUDA device, got ",
@@ -88,7 +95,7 @@ PendingDigests start_digests(std::span<const at::TensorBase> tensors,
     bytes.emplace_back(tensor);
   }
   std::vector<StridedBytes> strided;
-  for (const TensorBytes& tensor : bytes) strided.push_back(tensor.strided());
+  for (const TensorMemory& tensor : bytes) strided.push_back(tensor.strided());
   const DeviceBlake3 plan(strided);
   const StreamRef on = stream_of(tensors[0], stream);
   for (const at::TensorBase& tensor : tensors) keep_device_memory(tensor, on);
@@ -100,7 +107,7 @@ PendingDigests start_digests(std::span<const at::TensorBase> tensors,
 
 HostBlocks::HostBlocks(at::TensorBase tensor, std::size_t block_nbytes)
     : tensor_(std::move(tensor)),
-      reader_(TensorBytes(tensor_).strided(), sign_flips(tensor_)),
+      reader_(TensorMemory(tensor_).strided(), sign_flips(tensor_)),
       block_(std::min<std::size_t>(block_nbytes, (tensor_.nbytes() + 31) / 32 * 32)) {}
 
 std::span<const std::byte> HostBlocks::next() {

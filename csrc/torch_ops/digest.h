@@ -20,9 +20,9 @@ namespace staging::torch_ops {
 
 // A tensor's memory and strides. Throws TypeMismatch where the tensor has no memory of its
 // own, or less than its shape needs.
-class TensorBytes {
+class TensorMemory {
  public:
-  explicit TensorBytes(const at::TensorBase& tensor);
+  explicit TensorMemory(const at::TensorBase& tensor);
 
   StridedBytes strided() const noexcept {
     return {data_, element_nbytes_, sizes_, strides_nbytes_};
@@ -34,6 +34,9 @@ class TensorBytes {
   std::vector<std::int64_t> sizes_;
   std::vector<std::int64_t> strides_nbytes_;
 };
+
+// A dense host tensor, not a lazy view, whose bytes lie in logical order.
+bool is_plain_on_host(const at::TensorBase& tensor);
 
 // Whether the device can hash the tensor where it is; else it needs a contiguous copy.
 bool can_index(const at::TensorBase& tensor);

@@ -47,18 +47,18 @@ at::TensorBase prefix_view(const at::TensorBase& base, std::int64_t n) {
 
 bool is_pinned(const at::TensorBase& host_tensor, DeviceContext& context) {
   if (context.runtime().backend() == Backend::kHost) return false;
-  const c10::DataPtr& data = host_tensor.storage().data_ptr();
-  if (data.get() == nullptr) return false;
-  if (data.get_deleter() == at::getHostAllocator(at::kCUDA)->raw_deleter()) return true;
-  return context.runtime().pointer_info(data.get()).kind == MemoryKind::kPinned;
+  const c10::Storage& storage = host_tensor.storage();
+  if (storage.data() == nullptr) return false;
+  if (storage.allocator() == at::getHostAllocator(at::kCUDA)) return true;
+  return context.runtime().pointer_info(storage.data()).kind == MemoryKind::kPinned;
 }
 
 bool detail::record_with_allocator(const at::TensorBase& tensor, StreamRef stream) {
 #if defined(STAGING_WITH_CUDA)
-  at::HostAllocator* allocator = at::getHostAllocator(at::kCUDA);
+  // It looks the block up, and says no where it is not one of its own.
   const c10::DataPtr& data = tensor.storage().data_ptr();
-  if (data.get_deleter() != allocator->raw_deleter()) return false;
-  return allocator->record_event(data.get(), data.get_context(), torch_stream(stream).unwrap());
+  return at::getHostAllocator(at::kCUDA)->record_event(data.get(), data.get_context(),
+                                                       torch_stream(stream).unwrap());
 #else
   (void)tensor, (void)stream;
   return false;

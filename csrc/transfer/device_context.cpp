@@ -31,6 +31,16 @@ UploadRing& DeviceContext::ring(StreamHandle stream) {
   return *ring;
 }
 
+bool DeviceContext::addresses_pinned(const void* pinned) {
+  Addressing known = pinned_addressing_.load(std::memory_order_relaxed);
+  if (known == Addressing::kUnknown) {
+    const PointerInfo info = runtime_.pointer_info(pinned);
+    known = info.device_pointer == pinned ? Addressing::kSame : Addressing::kOther;
+    pinned_addressing_.store(known, std::memory_order_relaxed);
+  }
+  return known == Addressing::kSame;
+}
+
 std::size_t DeviceContext::trim() {
   std::vector<UploadRing*> rings;
   {

@@ -5,6 +5,8 @@
 // Thread-safety: all of it, from any thread.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -39,6 +41,9 @@ class DeviceContext {
   UploadRing& ring(StreamHandle stream);
   // Gives back the pinned memory that no copy in flight uses; the bytes unpinned.
   std::size_t trim();
+  // Whether kernels of this device may use pinned memory by the address that the host has for
+  // it. A property of the device; asked once, about `pinned`.
+  bool addresses_pinned(const void* pinned);
   // Sums over the rings.
   UploadRingStats ring_stats() const;
 
@@ -59,6 +64,8 @@ class DeviceContext {
 
   Runtime& runtime_;
   EventPool events_;
+  enum class Addressing : std::uint8_t { kUnknown, kSame, kOther };
+  std::atomic<Addressing> pinned_addressing_{Addressing::kUnknown};
   mutable std::mutex mutex_;
   std::unordered_map<StreamHandle, std::unique_ptr<UploadRing>> rings_;  // guarded by mutex_
   struct Retained {

@@ -83,6 +83,47 @@ bool BlockPair::rows(std::size_t* width_nbytes, std::size_t* height, std::size_t
   return true;
 }
 
+int BlockPair::outer_dims() const noexcept {
+  const auto nbytes = static_cast<std::int64_t>(element_nbytes);
+  if (ndim == 0) return 0;
+  const auto last = static_cast<std::size_t>(ndim - 1);
+  return src_strides[last] == nbytes && dst_strides[last] == nbytes ? ndim - 1 : ndim;
+}
+
+std::int64_t BlockPair::run_count() const noexcept {
+  return outer_dims() == ndim ? element_count
+                              : element_count / sizes[static_cast<std::size_t>(ndim - 1)];
+}
+
+std::size_t BlockPair::run_nbytes() const noexcept {
+  if (outer_dims() == ndim) return element_nbytes;
+  return static_cast<std::size_t>(sizes[static_cast<std::size_t>(ndim - 1)]) * element_nbytes;
+}
+
+BlockPair widened(const BlockPair& pair, const void* dst, const void* src) noexcept {
+  BlockPair wide = pair;
+  if (wide.ndim == 0 || wide.element_count == 0) return wide;
+  const auto last = static_cast<std::size_t>(wide.ndim - 1);
+  while (wide.element_nbytes < 16) {
+    const auto nbytes = static_cast<std::int64_t>(wide.element_nbytes);
+    const std::int64_t twice = 2 * nbytes;
+    bool possible =
+        wide.src_strides[last] == nbytes && wide.dst_strides[last] == nbytes &&
+        wide.sizes[last] % 2 == 0 &&
+        reinterpret_cast<std::uintptr_t>(dst) % static_cast<std::uintptr_t>(twice) == 0 &&
+        reinterpret_cast<std::uintptr_t>(src) % static_cast<std::uintptr_t>(twice) == 0;
+    for (std::size_t d = 0; d < last; ++d) {
+      possible = possible && wide.src_strides[d] % twice == 0 && wide.dst_strides[d] % twice == 0;
+    }
+    if (!possible) break;
+    wide.element_nbytes *= 2;
+    wide.element_count /= 2;
+    wide.sizes[last] /= 2;
+    wide.src_strides[last] = wide.dst_strides[last] = twice;
+  }
+  return wide;
+}
+
 BlockPair make_block_pair(std::span<const std::int64_t> sizes,
                           std::span<const std::int64_t> src_strides,
                           std::span<const std::int64_t> dst_strides, std::size_t element_nbytes) {

@@ -33,7 +33,39 @@ struct BlockPair {
   // Rows of contiguous bytes with a constant pitch on each side (cudaMemcpy2D's shape).
   bool rows(std::size_t* width_nbytes, std::size_t* height, std::size_t* src_pitch,
             std::size_t* dst_pitch) const noexcept;
+
+  // The runs of bytes that are contiguous on both sides: how many, and how long each is.
+  std::int64_t run_count() const noexcept;
+  std::size_t run_nbytes() const noexcept;
+  // Calls visit(src_offset_bytes, dst_offset_bytes) for each of them, in logical order.
+  template <typename Visit>
+  void for_each_run(Visit visit) const {
+    std::array<std::int64_t, kMaxBlockDims> index{};
+    const int outer = outer_dims();
+    for (std::int64_t run = run_count(); run > 0; --run) {
+      std::int64_t src = 0;
+      std::int64_t dst = 0;
+      for (int d = 0; d < outer; ++d) {
+        src += index[static_cast<std::size_t>(d)] * src_strides[static_cast<std::size_t>(d)];
+        dst += index[static_cast<std::size_t>(d)] * dst_strides[static_cast<std::size_t>(d)];
+      }
+      visit(src, dst);
+      for (int d = outer - 1; d >= 0; --d) {
+        const auto i = static_cast<std::size_t>(d);
+        if (++index[i] < sizes[i]) break;
+        index[i] = 0;
+      }
+    }
+  }
+
+ private:
+  // How many dimensions lie around the runs.
+  int outer_dims() const noexcept;
 };
+
+// The same block in the largest elements, up to 16 bytes, that its shape, its strides and both
+// addresses allow: what one thread of a kernel copies at once.
+BlockPair widened(const BlockPair& pair, const void* dst, const void* src) noexcept;
 
 // `sizes` is the shape that both have; strides are in elements. Throws InvalidArgument where
 // more than kMaxBlockDims dimensions are left.

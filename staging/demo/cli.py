@@ -112,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         place.rerun_over_simulated_device(options.device, arguments, seed=options.seed)
         where = place.find(options.device)
+        where.require_transfers()
     except (ValueError, OSError, place.NoDevice) as error:
         return _fail(str(error))
 

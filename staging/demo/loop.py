@@ -23,8 +23,6 @@ from staging.demo.stagers import Stager
 # and calls are those of the steps behind them, where there are enough.
 WARM_UP_STEPS = 16
 
-Make = Callable[..., Stager]
-
 
 class Loop:
     """A runner's loop around one stager.
@@ -58,7 +56,7 @@ class Loop:
 
     def __init__(
         self,
-        make: Make,
+        make: type[Stager],
         *,
         place: Place,
         limits: Limits,

@@ -46,6 +46,14 @@ class Place:
     policy: str | None = None
     counters: Callable[[], dict[str, int]] = _no_counters
 
+    def require_transfers(self) -> None:
+        """Raise NoDevice where the schedule moves no bytes, so that there is nothing to check."""
+        if self.policy == "null":
+            raise NoDevice(
+                "the simulated device's policy is null, which executes no transfer: there is "
+                "nothing to check. Choose another: python -m staging sim --policy lazy …"
+            )
+
     @property
     def caveat(self) -> str:
         """What the host time measured here is, and what it is not."""
@@ -146,11 +154,6 @@ def _cuda_place() -> Place:
     if not sim.active():
         return Place(device, "cuda", name)
     policy, _ = sim.current_policy()
-    if policy == "null":
-        raise NoDevice(
-            "the simulated device's policy is null, which executes no transfer: there is nothing "
-            "to check. Choose another: python -m staging sim --policy lazy …"
-        )
     return Place(device, "simulated", name, policy, sim.counters)
 
 

@@ -8,7 +8,7 @@ further class and an entry in ``STAGERS``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,19 +21,26 @@ from staging.demo.inputs import HostArrays, InputSpec
 class Stager(Protocol):
     """A way of staging a step's inputs.
 
+    Parameters
+    ----------
+    specs : sequence of InputSpec
+        The inputs.
+    device : torch.device
+        Where they are staged to.
+
     Attributes
     ----------
     name : str
         As it is listed.
-    device : mapping of str to torch.Tensor
-        Where the device reads each input; the same tensors in every step.
     """
 
-    name: str
+    name: ClassVar[str]
+
+    def __init__(self, specs: Sequence[InputSpec], device: torch.device) -> None: ...
 
     @property
     def device(self) -> Mapping[str, torch.Tensor]:
-        """Where the device reads each input."""
+        """Where the device reads each input; the same tensors in every step."""
         ...
 
     def host(self) -> HostArrays:
@@ -69,14 +76,19 @@ class PlainBuffer:
 class PlainStager:
     """A ``PlainBuffer`` for each input, one ``copy_`` each."""
 
-    name = "plain"
+    name: ClassVar[str] = "plain"
 
     def __init__(self, specs: Sequence[InputSpec], device: torch.device) -> None:
         self._buffers = {
             spec.name: PlainBuffer(*spec.shape, dtype=torch_dtype(spec), device=device)
             for spec in specs
         }
-        self.device = {name: buffer.gpu for name, buffer in self._buffers.items()}
+        self._device = {name: buffer.gpu for name, buffer in self._buffers.items()}
+
+    @property
+    def device(self) -> Mapping[str, torch.Tensor]:
+        """Return the buffers' device tensors."""
+        return self._device
 
     def host(self) -> HostArrays:
         """Return the pinned arrays, whether or not a copy still reads them."""
@@ -92,14 +104,19 @@ class PlainStager:
 class BufferStager:
     """A ``staging.CpuGpuBuffer`` for each input, one ``copy_to_gpu`` each."""
 
-    name = "staging"
+    name: ClassVar[str] = "staging"
 
     def __init__(self, specs: Sequence[InputSpec], device: torch.device) -> None:
         self._buffers = {
             spec.name: CpuGpuBuffer(*spec.shape, dtype=torch_dtype(spec), device=device)
             for spec in specs
         }
-        self.device = {name: buffer.gpu for name, buffer in self._buffers.items()}
+        self._device = {name: buffer.gpu for name, buffer in self._buffers.items()}
+
+    @property
+    def device(self) -> Mapping[str, torch.Tensor]:
+        """Return the buffers' device tensors."""
+        return self._device
 
     def host(self) -> HostArrays:
         """Return the buffers' host arrays, which no copy reads any more."""
@@ -119,4 +136,4 @@ def torch_dtype(spec: InputSpec) -> torch.dtype:
 
 # In the order in which they run and are listed. The plain one is what the others are
 # compared with; a wrong step of any other one is a failure of the demo.
-STAGERS: tuple[type[PlainStager] | type[BufferStager], ...] = (PlainStager, BufferStager)
+STAGERS: tuple[type[Stager], ...] = (PlainStager, BufferStager)

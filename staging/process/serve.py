@@ -166,6 +166,13 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds from the signal until what has not drained is killed (%(default)g)",
     )
     parser.add_argument(
+        "--timeout-keep-alive",
+        type=_seconds,
+        default=os.environ.get("STAGING_HTTP_TIMEOUT_KEEP_ALIVE", "5"),
+        metavar="S",
+        help="seconds that an idle connection is kept (STAGING_HTTP_TIMEOUT_KEEP_ALIVE, or 5)",
+    )
+    parser.add_argument(
         "--log-config", metavar="FILE", help="JSON file for logging.config.dictConfig"
     )
     parser.add_argument(
@@ -315,9 +322,7 @@ class _Server:
                     uvicorn_kwargs={
                         "log_level": options.log_level,
                         "access_log": not options.no_access_log,
-                        "timeout_keep_alive": int(
-                            os.environ.get("STAGING_HTTP_TIMEOUT_KEEP_ALIVE", "5")
-                        ),
+                        "timeout_keep_alive": options.timeout_keep_alive,
                     },
                 ),
                 options.api_servers,

@@ -129,6 +129,10 @@ class _Termination:
         self._starting = False
         self.busy_with = "serving"
 
+    def unwinding(self) -> None:
+        """From here on nothing is broken off any more, whatever is left of the start-up."""
+        self._starting = False
+
     def detach(self) -> None:
         """Nothing is left that a signal could ask for; the deadline stays."""
         self._over = True
@@ -157,10 +161,16 @@ class _Termination:
 
     def _watch(self) -> None:
         os.read(self._wake, 1)
-        time.sleep(min(_UNRESPONSIVE_S, self.limit_s))
-        if self._starting and not self._acknowledged and not self._over:
+        pause = min(_UNRESPONSIVE_S, self.limit_s)
+        while time.monotonic() + pause < self.deadline:
+            time.sleep(pause)
+            if not self._starting or self._acknowledged or self._over:
+                break
+            # It may have been raised where Python ignores exceptions (in a finalizer), so
+            # once is not enough.
             self._break_off = True
             signal.pthread_kill(self._main, signal.SIGTERM)
+            pause = 1.0
         time.sleep(max(0.0, self.deadline - time.monotonic()))
         # The process still runs, so something does not come to its end.
         with contextlib.suppress(Exception):
@@ -259,12 +269,17 @@ def _new_event_loop(kind: str) -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-def _run(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, None]) -> None:
+def _run(
+    loop: asyncio.AbstractEventLoop,
+    main: Coroutine[Any, Any, None],
+    on_unwinding: Callable[[], None],
+) -> None:
     """Run `main`, then end what it left in the loop. As `asyncio.run`, without its signals."""
     asyncio.set_event_loop(loop)
     try:
         loop.run_until_complete(main)
     finally:
+        on_unwinding()
         try:
             _cancel_all(loop)
             loop.run_until_complete(loop.shutdown_asyncgens())
@@ -399,7 +414,7 @@ def run_worker(
             beating.cancel()
 
     try:
-        _run(loop, serve())
+        _run(loop, serve(), termination.unwinding)
     except StartupFailed:
         # One that fails because it is cancelled has done what it was asked to.
         raise SystemExit(0 if termination.requested else 3) from None

@@ -56,6 +56,7 @@ __all__ = [
     "progress",
     "protection",
     "record",
+    "recover",
     "reports",
     "reset_counters",
     "run_all",
@@ -211,6 +212,7 @@ def _library() -> ctypes.CDLL | None:
         "report_clear": (None, []),
         "objects": (None, [ctypes.POINTER(_Objects)]),
         "lost": (integer, []),
+        "recover": (None, []),
         "context_active": (integer, [integer]),
         "protection": (text, []),
     }
@@ -569,6 +571,14 @@ def objects() -> Objects:
 def lost() -> int:
     """Return the error that destroyed the context, 0 if none did."""
     return int(_sim().staging_sim_lost())
+
+
+def recover() -> None:
+    """Repair a context that a sticky fault destroyed, for the next test.
+
+    What was enqueued is lost. Nothing in CUDA does this: a process has to be restarted.
+    """
+    _sim().staging_sim_recover()
 
 
 def context_active(device: int) -> bool:

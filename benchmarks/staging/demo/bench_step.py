@@ -1,7 +1,7 @@
 """One step of the demo without its check: building the arrays, and staging them each way.
 
 python -m pytest benchmarks/staging/demo/bench_step.py             # on a GPU
-python -m staging sim python -m pytest benchmarks/staging/demo/bench_step.py
+python -m staging sim --policy null python -m pytest benchmarks/staging/demo/bench_step.py
 
 The two ways of staging are in one table; the figure behind a median is its ratio to the
 best one. Over the simulated device the table's title says so: its times are host times,
@@ -43,8 +43,8 @@ class Steps:
 
 def title(what: str, where: Place) -> str:
     simulated = where.kind == "simulated"
-    caution = ": simulated host times, not device times" if simulated else ", host time"
-    return f"{what}, on: {place_name(where)}{caution}"
+    caution = "simulated host times, not device times" if simulated else "host times"
+    return f"{what}, on: {place_name(where)} ({caution})"
 
 
 @pytest.fixture(scope="module")

@@ -515,7 +515,7 @@ TEST(PinnedPoolContext, OnceTheContextIsLostNothingIsHandedOutOrUnpinned) {
     pool.record_use(block.data(), {0, nullptr});
     runtime.fail("query_event", testing::kErrorIllegalAddress, 1, 1, /*sticky=*/true);
     EXPECT_THROW(pool.record_use(block.data(), {0, nullptr}), DeviceError);
-    EXPECT_THROW(pool.allocate(kMiB, 0), StateError);
+    EXPECT_THROW(pool.allocate(kMiB), StateError);
     block.release();
     pool.trim();
     EXPECT_EQ(pool.stats().in_use_nbytes, 0U);

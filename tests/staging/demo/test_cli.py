@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from staging import sim
 from staging.demo import cli, place
@@ -119,6 +120,13 @@ def test_a_device_that_is_not_there_is_an_error(capsys, monkeypatch):
     monkeypatch.setattr(place, "find", refuse)
     assert cli.main(["--device", "cuda"]) == 2
     assert "no cuda" in capsys.readouterr().err
+
+
+def test_a_schedule_that_moves_nothing_is_an_error(capsys, monkeypatch):
+    nothing = place.Place(torch.device("cpu"), "simulated", "Simulated device", "null")
+    monkeypatch.setattr(place, "find", lambda requested: nothing)
+    assert cli.main(["--device", "cuda"]) == 2
+    assert "policy is null" in capsys.readouterr().err
 
 
 def test_without_rich_the_table_is_an_error_and_json_is_not(capsys, monkeypatch):

@@ -101,8 +101,11 @@ def test_a_simulated_device_is_called_so(monkeypatch):
 
 def test_a_policy_that_moves_nothing_is_refused(monkeypatch):
     pretend(monkeypatch, active=True, policy="null")
+    where = find("cuda")
     with pytest.raises(NoDevice, match="policy is null, which executes no transfer"):
-        find("cuda")
+        where.require_transfers()
+    pretend(monkeypatch, active=True, policy="eager")
+    find("cuda").require_transfers()
 
 
 def test_each_kind_of_place_says_what_its_times_are():

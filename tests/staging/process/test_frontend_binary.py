@@ -10,10 +10,14 @@ import pathlib
 import signal
 import socket
 import subprocess
+import threading
 import time
 
 import pytest
 import zmq
+
+from staging.process.echo_engine import run_echo_engine
+from staging.process.engine_host import EngineContext
 
 
 class Running:
@@ -136,6 +140,28 @@ def test_a_request_goes_to_the_engine_and_back_over_inherited_listeners(start, t
                 answer_one()
                 answer = connection.getresponse()
                 assert (answer.status, answer.read()) == (200, b"HELLO \0 ENGINE")
+
+
+def test_the_packages_own_engine_serves_it(start):
+    frontend = start(engine_count=2).until_serving()
+    stop = threading.Event()
+    context = EngineContext([frontend.addresses[0]], [frontend.addresses[1]])
+    engines = [
+        threading.Thread(
+            target=run_echo_engine, args=(context,), kwargs={"engine_index": i, "stop": stop}
+        )
+        for i in range(2)
+    ]
+    for thread in engines:
+        thread.start()
+    try:
+        until(lambda: frontend.ask("GET", "/ready")[0] == 200)
+        for i in range(10):
+            assert frontend.ask("POST", "/echo", b"%d" % i) == (200, b"%d" % i)
+    finally:
+        stop.set()
+        for thread in engines:
+            thread.join(60)
 
 
 def test_it_tells_what_it_was_told_and_holds_exactly_the_descriptors_it_was_handed(start):

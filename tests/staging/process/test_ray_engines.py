@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import pathlib
@@ -10,11 +11,18 @@ import sys
 import tempfile
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from staging.process import descendants
+from staging.process.children import ChildProcess
+from staging.process.echo_engine import run_echo_engine
+from staging.process.engine_client import EngineClient
+from staging.process.engine_host import EngineContext
+from staging.process.listener import ZmqListener
 from staging.process.ray_engines import RayEngineManager
+from staging.process.wait import wait_for_completion_or_failure
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'tensor-staging[ray]'")
 
@@ -178,6 +186,41 @@ def test_a_manager_that_is_forgotten_leaves_no_actor(start, tmp_path):
     del manager
     gc.collect()
     until(lambda: has_gone(pid))
+
+
+def test_requests_go_to_an_engine_on_ray_and_its_death_ends_the_wait(cluster):
+    listeners = [ZmqListener.bind("tcp://127.0.0.1:0") for _ in range(2)]
+    context = EngineContext([listeners[0].address], [listeners[1].address])
+    manager = RayEngineManager(run_echo_engine, 1, [context])
+
+    async def ask():
+        client = EngineClient(
+            {
+                "input_address": listeners[0].address,
+                "input_listener": listeners[0].socket,
+                "output_address": listeners[1].address,
+                "output_listener": listeners[1].socket,
+            }
+        )
+        await client.wait_for_engines()
+        answer = await client.call(b"over there and back")
+        await client.close()
+        return answer
+
+    server = ChildProcess(target=time.sleep, args=(600,), name="ApiServer_0")
+    server.start()
+    try:
+        assert asyncio.run(asyncio.wait_for(ask(), 60)) == (b"over there and back", 0)
+        os.kill(manager.processes[0].pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="Engine core process EngineCore_0 died unexpect"):
+            wait_for_completion_or_failure(SimpleNamespace(processes=[server]), manager)
+    finally:
+        manager.shutdown(0)
+        server.kill()
+        server.join()
+        server.close()
+        for listener in listeners:
+            listener.cleanup()
 
 
 def test_what_the_cluster_lacks_is_an_error_that_names_who_waits(start):

@@ -61,6 +61,7 @@ class Worker:
             if sock is None:
                 sock = stack.enter_context(socket.socket())
                 sock.bind(("127.0.0.1", 0))
+                sock.listen()  # a connection that comes early waits
             self.port = sock.getsockname()[1]
             self.process = ChildProcess(
                 target=run_api_server_worker_proc,

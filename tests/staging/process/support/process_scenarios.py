@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import dataclasses
 import json
+import multiprocessing
 import os
 import pathlib
 import random
@@ -22,10 +23,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 import uuid
 from collections.abc import Callable, Iterator
 
-from staging.process import descendants
+import process_targets
+
+from staging.process import descendants, shutdown, wait_for_completion_or_failure
+from staging.process.children import ChildProcess
 
 SUPPORT = pathlib.Path(__file__).resolve().parent
 ROOT = SUPPORT.parents[3]
@@ -366,24 +371,63 @@ def free_port() -> int:
             return port
 
 
-def run_rounds(
-    name: str, rounds: int, *, seed: int, port: int, allowance: float = 1.0
-) -> Iterator[float]:
-    """Run a scenario several times on the same port; yield the seconds each end took.
+def run_round(name: str, index: int, *, seed: int, port: int, allowance: float = 1.0) -> float:
+    """Run a scenario once; return the seconds from its end's beginning to nothing left.
+
+    Parameters
+    ----------
+    name
+        One of `SCENARIOS`.
+    index, seed
+        What is random in it follows from these and the name.
+    port
+        The supervisor's.
+    allowance
+        How many times the promised time may pass.
 
     Raises
     ------
     AssertionError
         Something was left behind, came too late, or ended wrongly; it names the seed.
     """
-    scenario = SCENARIOS[name]
-    for index in range(rounds):
-        folder = tempfile.mkdtemp(prefix="stgt-")
-        r = Round(random.Random(f"{seed} {name} {index}"), folder, port, allowance=allowance)
+    folder = tempfile.mkdtemp(prefix="stgt-")
+    r = Round(random.Random(f"{seed} {name} {index}"), folder, port, allowance=allowance)
+    try:
+        return SCENARIOS[name](r)
+    except AssertionError as error:
+        raise AssertionError(f"{name}, seed {seed}, round {index}: {error}") from None
+    finally:
+        r.household.kill()
+        if r.process is not None:
+            r.process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_verdicts(runs: int, *, seed: int, kind: str = "ours") -> Iterator[float]:
+    """Let one to eight workers exit with 0, again and again; yield the seconds of each run.
+
+    Parameters
+    ----------
+    kind
+        ``"ours"``, or a start method of multiprocessing.
+
+    Raises
+    ------
+    RuntimeError
+        A worker was reported as failed; none has.
+    """
+    rng = random.Random(seed)
+    make = ChildProcess if kind == "ours" else multiprocessing.get_context(kind).Process
+    for _ in range(runs):
+        processes = [
+            make(target=process_targets.exit_with, name=f"ApiServer_{i}", args=(0,))
+            for i in range(rng.randint(1, 8))
+        ]
+        begin = time.monotonic()
         try:
-            yield scenario(r)
-        except AssertionError as error:
-            raise AssertionError(f"{name}, seed {seed}, round {index}: {error}") from None
+            for process in processes:
+                process.start()
+            wait_for_completion_or_failure(types.SimpleNamespace(processes=processes))
         finally:
-            r.household.kill()
-            shutil.rmtree(folder, ignore_errors=True)
+            shutdown(processes, 0)
+        yield time.monotonic() - begin

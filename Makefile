@@ -1,0 +1,70 @@
+# The whole interface: each target sets up what it needs in .venv.
+#   make demo    stage a model runner's inputs, checking every byte
+#   make test    build and run every test
+#   make bench   run the benchmarks
+#   make lint    style, types, layout
+#   make build   only build
+#   make soak    the long runs that CI does a little of
+#
+# PYTHON=python3.12 picks the interpreter. TORCH='torch==2.13.0' VENV=.venv-cpu builds beside
+# it against another torch.
+
+PYTHON ?= python3.11
+VENV ?= .venv
+TORCH ?= torch
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+
+# Over the simulated device where this machine has no GPU; see scripts/on_device.
+ON_DEVICE := scripts/on_device $(PY)
+
+.PHONY: build demo test test-python test-core bench lint format soak clean
+.DEFAULT_GOAL := build
+
+$(VENV)/.torch:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
+	$(PIP) '$(TORCH)' numpy
+	touch $@
+
+$(VENV)/.deps: $(VENV)/.torch pyproject.toml scripts/install_deps
+	scripts/install_deps $(PY)
+	touch $@
+
+SOURCES := $(shell find csrc staging tests/csrc benchmarks/csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name 'CMakeLists.txt' 2>/dev/null)
+
+$(VENV)/.built: $(VENV)/.deps $(SOURCES) CMakeLists.txt setup.py
+	STAGING_TESTS=1 $(PY) setup.py --quiet build_ext --inplace
+	touch $@
+
+build: $(VENV)/.built
+
+demo: build
+	$(PY) -m staging demo $(ARGS)
+
+test: test-core test-python
+
+test-core: build
+	scripts/test_core $(PY)
+
+test-python: build
+	$(ON_DEVICE) -m pytest $(ARGS)
+
+bench: build
+	$(ON_DEVICE) -m pytest benchmarks $(ARGS)
+
+lint: $(VENV)/.deps
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.cpp' 'tests/*.h' | xargs $(VENV)/bin/clang-format --dry-run --Werror
+	$(PY) -m mypy
+	$(PY) -m pytest -q tests/test_layout.py
+
+format: $(VENV)/.deps
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.cpp' 'tests/*.h' | xargs $(VENV)/bin/clang-format -i
+
+clean:
+	rm -rf build staging/*.so staging/sim/lib $(VENV)/.built

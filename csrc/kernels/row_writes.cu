@@ -1,0 +1,3 @@
+#include "kernels/row_writes.cuh"
+
+STAGING_CUDA_STUB(row_writes)

@@ -1,0 +1,209 @@
+#include "transfer/copy_plan.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+
+namespace staging {
+
+namespace {
+
+using Address = const std::byte*;
+constexpr std::less<Address> kBefore{};
+
+Address begin_of(const void* pointer) {
+  return static_cast<Address>(pointer);
+}
+
+bool by_destination(const CopyItem& a, const CopyItem& b) {
+  return kBefore(begin_of(a.dst), begin_of(b.dst));
+}
+
+// Ranges of bytes; those that touch are one.
+class Ranges {
+ public:
+  bool overlaps(const void* pointer, std::size_t nbytes) const {
+    const Address begin = begin_of(pointer);
+    auto next = ranges_.upper_bound(begin);
+    if (next != ranges_.begin() && kBefore(begin, std::prev(next)->second)) return true;
+    return next != ranges_.end() && kBefore(next->first, begin + nbytes);
+  }
+  void add(const void* pointer, std::size_t nbytes) {
+    Address begin = begin_of(pointer);
+    Address end = begin + nbytes;
+    auto it = ranges_.upper_bound(begin);
+    if (it != ranges_.begin() && !kBefore(std::prev(it)->second, begin)) --it;
+    while (it != ranges_.end() && !kBefore(end, it->first)) {
+      begin = std::min(begin, it->first, kBefore);
+      end = std::max(end, it->second, kBefore);
+      it = ranges_.erase(it);
+    }
+    ranges_.emplace(begin, end);
+  }
+  void clear() { ranges_.clear(); }
+
+ private:
+  std::map<Address, Address, std::less<Address>> ranges_;  // begin -> end
+};
+
+// Whether no destination of a list that is sorted by them overlaps the next.
+bool destinations_disjoint(std::span<const CopyItem> sorted) {
+  for (std::size_t i = 1; i < sorted.size(); ++i) {
+    if (kBefore(begin_of(sorted[i].dst), begin_of(sorted[i - 1].dst) + sorted[i - 1].nbytes)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Both sides of the two are neighbours in the same order.
+bool adjoin(const CopyItem& a, const CopyItem& b) {
+  return begin_of(a.dst) + a.nbytes == begin_of(b.dst) &&
+         begin_of(a.src) + a.nbytes == begin_of(b.src);
+}
+
+std::size_t operations_for(std::size_t items, std::size_t limit) {
+  return (items + limit - 1) / limit;
+}
+
+// One of many items of a method, against a transfer of its own.
+bool better_together(const MethodCost& method, const MethodCost& copy, std::size_t nbytes) {
+  const auto n = static_cast<double>(nbytes);
+  return method.item_us + n * method.us_per_byte() <
+         copy.fixed_us + copy.item_us + n * copy.us_per_byte();
+}
+
+// What it costs to give a method all items that it is better at, and copy the rest alone.
+double cost_of_mix(std::span<const CopyItem> items, const MethodCost& method,
+                   const MethodCost& copy, std::size_t limit) {
+  double cost = 0;
+  std::size_t together = 0;
+  for (const CopyItem& item : items) {
+    const auto n = static_cast<double>(item.nbytes);
+    if (better_together(method, copy, item.nbytes)) {
+      cost += method.item_us + n * method.us_per_byte();
+      ++together;
+    } else {
+      cost += copy.of(1, n);
+    }
+  }
+  return cost + static_cast<double>(operations_for(together, limit)) * method.fixed_us;
+}
+
+}  // namespace
+
+void CopyPlan::plan(std::span<const CopyItem> items, CopyKind kind, const CostTable::Methods& costs,
+                    const PlanLimits& limits) {
+  clear();
+  work_.clear();
+  for (const CopyItem& item : items) {
+    if (item.nbytes > 0) work_.push_back(item);
+  }
+  // Between host and device no item reads what another writes. Else order may matter twice.
+  const bool across = kind == CopyKind::kHostToDevice || kind == CopyKind::kDeviceToHost;
+  if (across && std::is_sorted(work_.begin(), work_.end(), by_destination) &&
+      destinations_disjoint(work_)) {
+    add_wave(work_, costs, limits);
+  } else {
+    plan_in_waves(kind, costs, limits);
+  }
+}
+
+void CopyPlan::plan_disjoint(std::span<const CopyItem> items, const CostTable::Methods& costs,
+                             const PlanLimits& limits) {
+  clear();
+  choose(items, costs, limits);
+}
+
+bool CopyPlan::uses(CopyMethod method) const noexcept {
+  return std::any_of(operations_.begin(), operations_.end(),
+                     [&](const Operation& operation) { return operation.method == method; });
+}
+
+void CopyPlan::clear() noexcept {
+  items_.clear();
+  operations_.clear();
+  cost_us_ = 0;
+}
+
+// A wave is as long a run of items as may be carried out in any order.
+void CopyPlan::plan_in_waves(CopyKind kind, const CostTable::Methods& costs,
+                             const PlanLimits& limits) {
+  const bool reads_matter = kind == CopyKind::kDeviceToDevice || kind == CopyKind::kHostToHost;
+  Ranges written;
+  Ranges read;
+  std::size_t first = 0;
+  for (std::size_t i = 0; i < work_.size(); ++i) {
+    const CopyItem& item = work_[i];
+    const bool conflict = written.overlaps(item.dst, item.nbytes) ||
+                          (reads_matter && (written.overlaps(item.src, item.nbytes) ||
+                                            read.overlaps(item.dst, item.nbytes)));
+    if (conflict) {
+      add_wave(std::span(work_).subspan(first, i - first), costs, limits);
+      first = i;
+      written.clear();
+      read.clear();
+    }
+    written.add(item.dst, item.nbytes);
+    if (reads_matter) read.add(item.src, item.nbytes);
+  }
+  add_wave(std::span(work_).subspan(first), costs, limits);
+}
+
+void CopyPlan::add_wave(std::span<CopyItem> wave, const CostTable::Methods& costs,
+                        const PlanLimits& limits) {
+  if (wave.empty()) return;
+  std::sort(wave.begin(), wave.end(), by_destination);
+  std::size_t merged = 0;
+  for (std::size_t i = 1; i < wave.size(); ++i) {
+    if (adjoin(wave[merged], wave[i])) {
+      wave[merged].nbytes += wave[i].nbytes;
+    } else {
+      wave[++merged] = wave[i];
+    }
+  }
+  choose(wave.first(merged + 1), costs, limits);
+}
+
+void CopyPlan::choose(std::span<const CopyItem> wave, const CostTable::Methods& costs,
+                      const PlanLimits& limits) {
+  if (wave.empty()) return;
+  const MethodCost& copy = costs[static_cast<std::size_t>(CopyMethod::kCopy)];
+  CopyMethod best = CopyMethod::kCopy;
+  double cost = 0;
+  for (const CopyItem& item : wave) cost += copy.of(1, static_cast<double>(item.nbytes));
+  std::size_t limit = 1;
+  const auto consider = [&](CopyMethod method, std::size_t items_at_once) {
+    const double mixed =
+        cost_of_mix(wave, costs[static_cast<std::size_t>(method)], copy, items_at_once);
+    if (mixed < cost) {
+      best = method;
+      cost = mixed;
+      limit = items_at_once;
+    }
+  };
+  if (limits.batch && limits.batch_items > 0) consider(CopyMethod::kBatch, limits.batch_items);
+  if (limits.kernel && limits.kernel_items > 0) consider(CopyMethod::kKernel, limits.kernel_items);
+  cost_us_ += cost;
+
+  if (best != CopyMethod::kCopy) {
+    const MethodCost& method = costs[static_cast<std::size_t>(best)];
+    const std::size_t first = items_.size();
+    for (const CopyItem& item : wave) {
+      if (better_together(method, copy, item.nbytes)) items_.push_back(item);
+    }
+    for (std::size_t i = first; i < items_.size(); i += limit) {
+      operations_.push_back({best, i, std::min(limit, items_.size() - i)});
+    }
+  }
+  for (const CopyItem& item : wave) {
+    if (best != CopyMethod::kCopy &&
+        better_together(costs[static_cast<std::size_t>(best)], copy, item.nbytes)) {
+      continue;
+    }
+    operations_.push_back({CopyMethod::kCopy, items_.size(), 1});
+    items_.push_back(item);
+  }
+}
+
+}  // namespace staging

@@ -1,0 +1,180 @@
+"""Builds the extension with CMake, which holds the list of sources, flags and targets.
+
+Environment:
+  STAGING_CUDA=auto|on|off   auto (default): as the installed torch; off: CPU only.
+  CUDA_HOME                  the CUDA toolkit; else nvcc on PATH, else the pip package
+                             nvidia-cuda-nvcc.
+  TORCH_CUDA_ARCH_LIST       as for torch's extensions ("9.0;10.0+PTX").
+  CMAKE_ARGS                 more arguments for CMake's configuration.
+  MAX_JOBS                   compile jobs at once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+
+
+class BuildError(SystemExit):
+    """Ends the build with a message and nothing else."""
+
+
+def find_toolkit() -> tuple[Path, bool] | None:
+    """Return the folder with bin/nvcc, and whether it is the pip package's."""
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        home = os.environ.get(variable)
+        if home:
+            if not (Path(home) / "bin" / "nvcc").is_file():
+                raise BuildError(f"{variable}={home} has no bin/nvcc")
+            return Path(home), False
+    on_path = shutil.which("nvcc")
+    if on_path:
+        # nvcc may be a wrapper script somewhere else: ask it where it lives.
+        output = subprocess.run(
+            [on_path, "-v", "--dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull],
+            capture_output=True, text=True, check=False,
+        ).stderr  # fmt: skip
+        for line in output.splitlines():
+            if line.startswith("#$ TOP="):
+                return Path(line.removeprefix("#$ TOP=")).resolve(), False
+        return Path(on_path).resolve().parent.parent, False
+    for base in dict.fromkeys([sysconfig.get_path("purelib"), *sys.path]):
+        for home in sorted(Path(base).glob("nvidia/cu*")):
+            if (home / "bin" / "nvcc").is_file():
+                return home, True
+    return None
+
+
+def cuda_toolkit(torch_cuda: str | None) -> tuple[Path, bool] | None:
+    """Decide whether this is a CUDA build; None for a CPU one."""
+    wanted = os.environ.get("STAGING_CUDA", "auto").lower()
+    if wanted not in {"auto", "on", "off"}:
+        raise BuildError(f"STAGING_CUDA must be auto, on or off, got {wanted!r}")
+    if wanted == "off":
+        return None
+    if torch_cuda is None:
+        if wanted == "on":
+            raise BuildError(
+                "STAGING_CUDA=on, but the installed torch is a CPU build. Install a CUDA build "
+                "of torch, or build with STAGING_CUDA=off"
+            )
+        return None
+    toolkit = find_toolkit()
+    if toolkit is None:
+        raise BuildError(
+            f"The installed torch is built for CUDA {torch_cuda} and no nvcc was found. Either\n"
+            f"  pip install 'nvidia-cuda-nvcc=={torch_cuda}.*' 'nvidia-nvvm=={torch_cuda}.*' "
+            f"'nvidia-cuda-crt=={torch_cuda}.*'\n"
+            "or set CUDA_HOME to a CUDA toolkit, or build without CUDA: STAGING_CUDA=off"
+        )
+    return toolkit
+
+
+def cmake_architectures() -> str | None:
+    """TORCH_CUDA_ARCH_LIST in CMake's words."""
+    names = {"turing": "7.5", "ampere": "8.0 8.6", "ada": "8.9", "hopper": "9.0",
+             "blackwell": "10.0 12.0"}  # fmt: skip
+    torch_list = os.environ.get("TORCH_CUDA_ARCH_LIST")
+    if not torch_list:
+        return None
+    result = []
+    for entry in torch_list.replace(";", " ").replace(",", " ").split():
+        name, _, ptx = entry.partition("+")
+        for version in names.get(name.lower(), name).split():
+            number = version.replace(".", "")
+            result.append(number if ptx.upper() == "PTX" else f"{number}-real")
+    return ";".join(result)
+
+
+class CMakeBuild(build_ext):
+    """Configures, builds and installs the CMake targets into the package."""
+
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            import torch
+        except ImportError as error:
+            raise BuildError(
+                "torch is not installed in this environment. Install the torch that the package "
+                "is to run with, then: pip install --no-build-isolation tensor-staging"
+            ) from error
+        import pybind11
+
+        torch_cuda = torch.version.cuda
+        toolkit = cuda_toolkit(torch_cuda)
+        tag = f"torch{torch.__version__}-py{sys.version_info[0]}{sys.version_info[1]}"
+        build = ROOT / "build" / tag.replace("+", "_")
+        build.mkdir(parents=True, exist_ok=True)
+        environment = os.environ.copy()
+        arguments = [
+            "-G", "Ninja",
+            "-DCMAKE_BUILD_TYPE=Release",
+            "-DSTAGING_PYTHON=ON",
+            f"-DSTAGING_TESTS={'ON' if os.environ.get('STAGING_TESTS') == '1' else 'OFF'}",
+            f"-DSTAGING_TORCH_DIR={Path(torch.__file__).parent}",
+            f"-DSTAGING_TORCH_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            f"-DSTAGING_CUDA={'ON' if toolkit else 'OFF'}",
+        ]  # fmt: skip
+        if toolkit:
+            home, from_pip = toolkit
+            arguments += [f"-DCMAKE_CUDA_COMPILER={home / 'bin' / 'nvcc'}"]
+            architectures = cmake_architectures()
+            if architectures:
+                arguments += [f"-DCMAKE_CUDA_ARCHITECTURES={architectures}"]
+            if from_pip:
+                # The pip packages have no libcudart.so to link with, only libcudart.so.13.
+                links = build / "toolkit"
+                links.mkdir(exist_ok=True)
+                for library in (home / "lib").glob("libcudart.so.*"):
+                    link = links / "libcudart.so"
+                    link.unlink(missing_ok=True)
+                    link.symlink_to(library)
+                arguments += [f"-DCUDA_CUDART={links / 'libcudart.so'}",
+                              f"-DCUDAToolkit_ROOT={home}"]  # fmt: skip
+                paths = [str(links), str(home / "lib"), environment.get("LIBRARY_PATH", "")]
+                environment["LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
+        arguments += os.environ.get("CMAKE_ARGS", "").split()
+        jobs = os.environ.get("MAX_JOBS")
+        self.build_tree = build
+        subprocess.run(
+            ["cmake", "-S", str(ROOT), "-B", str(build), *arguments], check=True, env=environment
+        )
+        subprocess.run(
+            ["cmake", "--build", str(build), *(["--parallel", jobs] if jobs else [])],
+            check=True,
+            env=environment,
+        )
+        self.install_into(Path(self.build_lib).resolve())
+
+    def install_into(self, prefix: Path) -> None:
+        subprocess.run(
+            ["cmake", "--install", str(self.build_tree), "--component", "python", "--prefix",
+             str(prefix)],
+            check=True,
+        )  # fmt: skip
+
+    def get_outputs(self) -> list[str]:
+        return []
+
+    def copy_extensions_to_source(self) -> None:
+        """Install into the source tree, for an editable or in-place build."""
+        self.install_into(ROOT)
+
+
+setup(
+    packages=find_packages(include=["staging", "staging.*"]),
+    package_data={"staging": ["py.typed", "*.pyi"], "staging.demo": ["texts/*.txt"]},
+    ext_modules=[Extension("staging._C", sources=[])],
+    cmdclass={"build_ext": CMakeBuild},
+    zip_safe=False,
+)

@@ -1,0 +1,289 @@
+// When work runs: what each policy promises, and what all of them keep.
+#include "sim/sim_test.h"
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+namespace staging::sim {
+namespace {
+
+class Schedule : public SimTest {};
+class EveryScheduleKeeps : public EverySchedule {};
+INSTANTIATE_TEST_SUITE_P(All, EveryScheduleKeeps, STAGING_SIM_SCHEDULES, schedule_name);
+
+// The plain pattern: copy from a pinned array, then overwrite it for the next step.
+int steps_with_wrong_bytes(int steps) {
+  Pinned host(64);
+  DeviceBuffer device(64), log(64 * static_cast<std::size_t>(steps));
+  TestStream stream;
+  for (int step = 0; step < steps; ++step) {
+    std::memset(host.data, step, host.nbytes);
+    CUDA_OK(cudaMemcpyAsync(device.data, host.data, 64, cudaMemcpyHostToDevice, stream));
+    CUDA_OK(
+        cudaMemcpyAsync(log.data + 64 * step, device.data, 64, cudaMemcpyDeviceToDevice, stream));
+  }
+  const std::vector<unsigned char> seen = log.read();
+  int wrong = 0;
+  for (int step = 0; step < steps; ++step) {
+    wrong += seen[static_cast<std::size_t>(64 * step)] != static_cast<unsigned char>(step);
+  }
+  return wrong;
+}
+
+TEST_F(Schedule, EagerHidesThatAPinnedSourceIsOverwritten) {
+  EXPECT_EQ(steps_with_wrong_bytes(100), 0);
+}
+
+TEST_F(Schedule, LazyShowsThatAPinnedSourceIsOverwritten) {
+  use("lazy");
+  EXPECT_EQ(steps_with_wrong_bytes(100), 99);
+}
+
+TEST_F(Schedule, RandomShowsThatAPinnedSourceIsOverwrittenInSomeSteps) {
+  use("random", 7);
+  const int wrong = steps_with_wrong_bytes(100);
+  EXPECT_GT(wrong, 0);
+  EXPECT_LT(wrong, 99);
+}
+
+TEST_F(Schedule, RandomIsAFunctionOfItsSeed) {
+  const auto run = [](std::uint64_t seed) {
+    use("random", seed);
+    return steps_with_wrong_bytes(200);
+  };
+  const int first = run(11);
+  EXPECT_EQ(run(11), first);
+  bool differs = false;
+  for (std::uint64_t seed = 12; seed < 20; ++seed) differs |= run(seed) != first;
+  EXPECT_TRUE(differs);
+}
+
+TEST_F(Schedule, NullMovesNothingAndCompletesEverything) {
+  DeviceBuffer device(64);
+  CUDA_OK(cudaMemset(device.data, 5, 64));
+  Pinned host(64, 9);
+  TestStream stream;
+  TestEvent event;
+  use("null");
+  CUDA_OK(cudaMemcpyAsync(device.data, host.data, 64, cudaMemcpyHostToDevice, stream));
+  CUDA_OK(cudaEventRecord(event, stream));
+  CUDA_OK(cudaEventQuery(event));
+  CUDA_OK(cudaStreamSynchronize(stream));
+  use("eager");
+  EXPECT_TRUE(device.holds(5));
+}
+
+TEST_F(Schedule, LazyRunsOnlyWhatTheHostWaitsFor) {
+  use("lazy");
+  Pinned host(64, 1);
+  DeviceBuffer a(64), b(64);
+  TestStream first, second;
+  CUDA_OK(cudaMemcpyAsync(a.data, host.data, 64, cudaMemcpyHostToDevice, first));
+  CUDA_OK(cudaMemcpyAsync(b.data, host.data, 64, cudaMemcpyHostToDevice, second));
+  EXPECT_EQ(staging_sim_pending(), 2U);
+  CUDA_OK(cudaStreamSynchronize(first));
+  EXPECT_EQ(staging_sim_pending(), 1U);
+}
+
+TEST_F(Schedule, LazyRunsWhatAWaitNeedsFromOtherStreams) {
+  use("lazy");
+  Pinned host(64, 1);
+  DeviceBuffer a(64);
+  TestStream first, second;
+  TestEvent event;
+  CUDA_OK(cudaMemcpyAsync(a.data, host.data, 64, cudaMemcpyHostToDevice, first));
+  CUDA_OK(cudaEventRecord(event, first));
+  CUDA_OK(cudaStreamWaitEvent(second, event, 0));
+  CUDA_OK(cudaStreamSynchronize(second));
+  EXPECT_EQ(staging_sim_pending(), 0U);
+}
+
+TEST_F(Schedule, APollerGetsThereInTheEnd) {
+  for (const char* policy : {"lazy", "random"}) {
+    use(policy, 3);
+    Pinned host(64, 1);
+    DeviceBuffer a(64);
+    TestStream stream;
+    TestEvent event;
+    for (int i = 0; i < 5; ++i) {
+      CUDA_OK(cudaMemcpyAsync(a.data, host.data, 64, cudaMemcpyHostToDevice, stream));
+    }
+    CUDA_OK(cudaEventRecord(event, stream));
+    int polls = 0;
+    while (cudaEventQuery(event) == cudaErrorNotReady && polls < 10'000) ++polls;
+    EXPECT_GT(polls, 0) << policy;
+    EXPECT_LT(polls, 10'000) << policy;
+  }
+}
+
+TEST_F(Schedule, WorkRunsOnItsOwnAfterAWhileWithoutACall) {
+  use("lazy");
+  staging_sim_set_progress_ms(20);
+  Pinned flag(64, 0);
+  DeviceBuffer ones(64);
+  CUDA_OK(cudaMemset(ones.data, 1, 64));
+  CUDA_OK(cudaDeviceSynchronize());
+  TestStream stream;
+  CUDA_OK(cudaMemcpyAsync(flag.data, ones.data, 64, cudaMemcpyDeviceToHost, stream));
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  volatile unsigned char* const spin = flag.data;
+  while (*spin == 0 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  EXPECT_EQ(*spin, 1);
+}
+
+TEST_F(Schedule, WorkThatCallsKeepPassingByRunsInTheEnd) {
+  use("lazy");
+  staging_sim_set_progress_ms(20);
+  Pinned flag(64, 0);
+  DeviceBuffer ones(64);
+  CUDA_OK(cudaMemset(ones.data, 1, 64));
+  CUDA_OK(cudaDeviceSynchronize());
+  TestStream stream;
+  CUDA_OK(cudaMemcpyAsync(flag.data, ones.data, 64, cudaMemcpyDeviceToHost, stream));
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  volatile unsigned char* const spin = flag.data;
+  int device = 0;
+  while (*spin == 0 && std::chrono::steady_clock::now() < end) {
+    CUDA_OK(cudaGetDevice(&device));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(*spin, 1);
+}
+
+TEST_F(Schedule, ChangingThePolicyDrainsFirst) {
+  use("lazy");
+  Pinned host(64, 3);
+  DeviceBuffer device(64);
+  TestStream stream;
+  CUDA_OK(cudaMemcpyAsync(device.data, host.data, 64, cudaMemcpyHostToDevice, stream));
+  use("eager");
+  EXPECT_EQ(staging_sim_pending(), 0U);
+  EXPECT_STREQ(staging_sim_policy(), "eager");
+  EXPECT_TRUE(device.holds(3));
+}
+
+TEST_F(Schedule, APolicyThatDoesNotExistIsRefused) {
+  EXPECT_EQ(staging_sim_set_policy("sometimes", 0), -1);
+  EXPECT_STREQ(staging_sim_policy(), "eager");
+}
+
+TEST_F(Schedule, AHeldStreamRunsNothingUntilItIsReleased) {
+  Pinned host(64, 3);
+  DeviceBuffer a(64), b(64);
+  TestStream held, free;
+  TestEvent event;
+  const auto handle = reinterpret_cast<std::uint64_t>(held.handle);
+  ASSERT_EQ(staging_sim_hold(handle, 1), 0);
+  CUDA_OK(cudaMemcpyAsync(a.data, host.data, 64, cudaMemcpyHostToDevice, held));
+  CUDA_OK(cudaEventRecord(event, held));
+  CUDA_OK(cudaMemcpyAsync(b.data, host.data, 64, cudaMemcpyHostToDevice, free));
+  CUDA_OK(cudaStreamSynchronize(free));
+  CUDA_ERROR(cudaEventQuery(event), cudaErrorNotReady);
+  EXPECT_EQ(staging_sim_set_policy("lazy", 0), -1);
+  ASSERT_EQ(staging_sim_hold(handle, 0), 0);
+  CUDA_OK(cudaEventQuery(event));
+  EXPECT_EQ(staging_sim_hold(handle, 0), -1);
+}
+
+TEST_F(Schedule, WorkCanBeSteppedByHand) {
+  use("lazy");
+  Pinned host(64, 3);
+  DeviceBuffer device(64);
+  TestStream stream;
+  for (int i = 0; i < 3; ++i) {
+    CUDA_OK(cudaMemcpyAsync(device.data, host.data, 64, cudaMemcpyHostToDevice, stream));
+  }
+  EXPECT_EQ(staging_sim_run_one(), 1);
+  EXPECT_EQ(staging_sim_pending(), 2U);
+  staging_sim_run_all();
+  EXPECT_EQ(staging_sim_pending(), 0U);
+  EXPECT_EQ(staging_sim_run_one(), 0);
+}
+
+TEST_P(EveryScheduleKeeps, TheOrderOfAStream) {
+  Pinned host(256);
+  for (int i = 0; i < 256; ++i) host.data[i] = static_cast<unsigned char>(i);
+  DeviceBuffer device(1);
+  Pinned out(256, 0);
+  TestStream stream;
+  for (int i = 0; i < 256; ++i) {
+    CUDA_OK(cudaMemcpyAsync(device.data, host.data + i, 1, cudaMemcpyHostToDevice, stream));
+    CUDA_OK(cudaMemcpyAsync(out.data + i, device.data, 1, cudaMemcpyDeviceToHost, stream));
+  }
+  CUDA_OK(cudaStreamSynchronize(stream));
+  EXPECT_EQ(std::memcmp(host.data, out.data, 256), 0);
+}
+
+TEST_P(EveryScheduleKeeps, AChainOfEventsAcrossStreams) {
+  DeviceBuffer device(1);
+  Pinned host(65), out(65, 0);
+  for (int i = 0; i < 65; ++i) host.data[i] = static_cast<unsigned char>(i + 1);
+  TestStream streams[2];
+  TestEvent event;
+  // One event is recorded again at each hand-over: a wait keeps the record that it saw.
+  for (int i = 0; i < 65; ++i) {
+    TestStream& stream = streams[i % 2];
+    if (i > 0) {
+      CUDA_OK(cudaStreamWaitEvent(stream, event, 0));
+    }
+    CUDA_OK(cudaMemcpyAsync(device.data, host.data + i, 1, cudaMemcpyHostToDevice, stream));
+    CUDA_OK(cudaMemcpyAsync(out.data + i, device.data, 1, cudaMemcpyDeviceToHost, stream));
+    CUDA_OK(cudaEventRecord(event, stream));
+  }
+  CUDA_OK(cudaEventSynchronize(event));
+  EXPECT_EQ(std::memcmp(host.data, out.data, 65), 0);
+}
+
+TEST_P(EveryScheduleKeeps, TheLegacyStreamInOrderWithBlockingStreams) {
+  DeviceBuffer device(1);
+  Pinned host(64), out(64, 0);
+  for (int i = 0; i < 64; ++i) host.data[i] = static_cast<unsigned char>(i + 1);
+  TestStream blocking[2] = {TestStream(cudaStreamDefault), TestStream(cudaStreamDefault)};
+  for (int i = 0; i < 64; ++i) {
+    // Every other step on the legacy stream, so that each orders the two around it.
+    const cudaStream_t stream = i % 2 == 0 ? nullptr : blocking[i / 2 % 2].handle;
+    CUDA_OK(cudaMemcpyAsync(device.data, host.data + i, 1, cudaMemcpyHostToDevice, stream));
+    CUDA_OK(cudaMemcpyAsync(out.data + i, device.data, 1, cudaMemcpyDeviceToHost, stream));
+  }
+  CUDA_OK(cudaDeviceSynchronize());
+  EXPECT_EQ(std::memcmp(host.data, out.data, 64), 0);
+}
+
+TEST_F(Schedule, NonBlockingStreamsIgnoreTheLegacyStream) {
+  use("lazy");
+  Pinned host(64, 1);
+  DeviceBuffer a(64), b(64);
+  TestStream stream;
+  CUDA_OK(cudaMemcpyAsync(a.data, host.data, 64, cudaMemcpyHostToDevice, nullptr));
+  CUDA_OK(cudaMemcpyAsync(b.data, host.data, 64, cudaMemcpyHostToDevice, stream));
+  CUDA_OK(cudaStreamSynchronize(stream));
+  EXPECT_EQ(staging_sim_pending(), 1U);
+}
+
+TEST_P(EveryScheduleKeeps, ManyThreadsOutOfEachOthersWay) {
+  constexpr int kThreads = 4;
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&wrong, t] {
+      TestStream stream;
+      TestEvent event;
+      Pinned host(128), back(128);
+      DeviceBuffer device(128);
+      for (int i = 0; i < 50; ++i) {
+        std::memset(host.data, t * 50 + i, 128);
+        CUDA_OK(cudaMemcpyAsync(device.data, host.data, 128, cudaMemcpyHostToDevice, stream));
+        CUDA_OK(cudaMemcpyAsync(back.data, device.data, 128, cudaMemcpyDeviceToHost, stream));
+        CUDA_OK(cudaEventRecord(event, stream));
+        CUDA_OK(cudaEventSynchronize(event));
+        wrong += std::memcmp(host.data, back.data, 128) != 0;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+}  // namespace
+}  // namespace staging::sim
