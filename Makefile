@@ -4,10 +4,11 @@
 #   make bench   run the benchmarks
 #   make lint    style, types, layout
 #   make build   only build
-#   make soak    the long runs that CI does a little of
+#   make test-cpu-wheel  build a wheel for the CPU build of torch and test it installed
+#   make soak    the long runs of which CI does a little
 #
-# PYTHON=python3.12 picks the interpreter. TORCH='torch==2.13.0' VENV=.venv-cpu builds beside
-# it against another torch.
+# PYTHON=python3.12 picks the interpreter, TORCH='torch==2.13.0' the torch to install,
+# ARGS='-k name' goes to the command that a target ends with.
 
 PYTHON ?= python3.11
 VENV ?= .venv
@@ -19,7 +20,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 # Over the simulated device where this machine has no GPU; see scripts/on_device.
 ON_DEVICE := scripts/on_device $(PY)
 
-.PHONY: build demo test test-python test-core bench lint format soak clean
+.PHONY: build demo test test-python test-core test-cpu-wheel bench lint format soak clean
 .DEFAULT_GOAL := build
 
 $(VENV)/.torch:
@@ -51,8 +52,14 @@ test-core: build
 test-python: build
 	$(ON_DEVICE) -m pytest $(ARGS)
 
+test-cpu-wheel:
+	scripts/test_cpu_wheel $(PYTHON)
+
+soak: build
+	$(PY) benchmarks/staging/process/soak.py $(ARGS)
+
 bench: build
-	$(ON_DEVICE) -m pytest benchmarks $(ARGS)
+	$(ON_DEVICE) -m pytest -q benchmarks $(ARGS)
 
 lint: $(VENV)/.deps
 	$(PY) -m ruff check .

@@ -17,7 +17,16 @@ __version__ = "0.1.0"
 # the same; tests/staging/test_init.py compares the two.
 _EXPORTS = {
     "CpuGpuBuffer": "staging.buffer",
+    "DeviceError": "staging.errors",
+    "OutOfMemory": "staging.errors",
     "copy_slice": "staging.copy",
+    "install_pinned_allocator": "staging.memory",
+    "pin": "staging.memory",
+    "pinned_empty": "staging.memory",
+    "pinned_stats": "staging.memory",
+    "pinned_trim": "staging.memory",
+    "pinned_zeros": "staging.memory",
+    "set_pinned_limit": "staging.memory",
     "tensor_data": "staging.data",
 }
 
@@ -25,8 +34,31 @@ if TYPE_CHECKING:
     from staging.buffer import CpuGpuBuffer as CpuGpuBuffer
     from staging.copy import copy_slice as copy_slice
     from staging.data import tensor_data as tensor_data
+    from staging.errors import DeviceError as DeviceError
+    from staging.errors import OutOfMemory as OutOfMemory
+    from staging.memory import install_pinned_allocator as install_pinned_allocator
+    from staging.memory import pin as pin
+    from staging.memory import pinned_empty as pinned_empty
+    from staging.memory import pinned_stats as pinned_stats
+    from staging.memory import pinned_trim as pinned_trim
+    from staging.memory import pinned_zeros as pinned_zeros
+    from staging.memory import set_pinned_limit as set_pinned_limit
 
-__all__ = ["CpuGpuBuffer", "__version__", "copy_slice", "tensor_data"]
+__all__ = [
+    "CpuGpuBuffer",
+    "DeviceError",
+    "OutOfMemory",
+    "__version__",
+    "copy_slice",
+    "install_pinned_allocator",
+    "pin",
+    "pinned_empty",
+    "pinned_stats",
+    "pinned_trim",
+    "pinned_zeros",
+    "set_pinned_limit",
+    "tensor_data",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -196,7 +196,8 @@ def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
             f"dtype {dtype} has no NumPy dtype of its own; pass with_numpy=False, or install "
             "ml_dtypes"
         ) from error
-    return np.dtype(getattr(ml_dtypes, names[name]))
+    dtype_of_ml: np.dtype[Any] = np.dtype(getattr(ml_dtypes, names[name]))
+    return dtype_of_ml
 
 
 def _view(

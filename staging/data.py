@@ -50,17 +50,21 @@ def _copied_data(tensor: torch.Tensor, writable: bool) -> memoryview:
             f"shape {tuple(tensor.shape)} with strides {tuple(tensor.stride())} on {tensor.device}"
         )
     with torch.no_grad():
-        dense = tensor.detach().resolve_conj().resolve_neg()
-        if not dense.is_contiguous():
-            dense = _as_bytes(dense).contiguous()
-        host = dense.to("cpu")
+        host = _dense(tensor.detach().resolve_conj().resolve_neg()).to("cpu")
     view = _C.contiguous_data(host, False)
     assert view is not None
     return view
 
 
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    try:
+        return tensor.contiguous()
+    except (RuntimeError, NotImplementedError):
+        # Some dtypes (the bit types among them) have no copy; their bytes do.
+        return _as_bytes(tensor).contiguous()
+
+
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    # Some dtypes (the bit types among them) cannot be made contiguous; their bytes can.
     return torch.as_strided(
         torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()),
         (*tensor.shape, tensor.element_size()),
@@ -89,15 +93,12 @@ def check_flat(tensor: torch.Tensor) -> None:
         layout = "nested"
     elif tensor.device.type == "meta":
         layout = "meta (no memory)"
-    elif torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        layout = "functorch wrapper"
     elif tensor._is_zerotensor():
         layout = "ZeroTensor"
-    elif not isinstance(tensor, torch.nn.Parameter) and type(tensor) is not torch.Tensor:
-        # A subclass may hold its values elsewhere (FakeTensor and others).
-        try:
-            tensor.untyped_storage().data_ptr()
-        except (RuntimeError, NotImplementedError):
-            layout = type(tensor).__name__
+    elif torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        layout = "functorch wrapper"
+    elif _C.is_wrapper(tensor):
+        # A subclass that holds its values elsewhere (FakeTensor and others).
+        layout = type(tensor).__name__
     if layout is not None:
         raise TypeError(f"a tensor of layout {layout} has no flat image of bytes")

@@ -318,7 +318,7 @@ def _initialise() -> bool:
     """Initialise CUDA through PyTorch, so that ``is_pinned`` is answered; whether there is any."""
     if not (_C.built_with_cuda and torch.cuda.is_available()):
         return False
-    torch.cuda.init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     return True
 
 

@@ -49,11 +49,17 @@ py::object contiguous_data(py::handle object, bool writable) {
   return py::reinterpret_steal<py::object>(view);
 }
 
+// Whether Python code stands for the tensor's values, rather than its storage.
+bool is_wrapper(py::handle object) {
+  return unpack_tensor(object, "tensor").unsafeGetTensorImpl()->is_python_dispatch();
+}
+
 }  // namespace
 
 void bind_data(py::module_& m) {
   py::class_<TensorBytes>(m, "TensorBytes", py::buffer_protocol())
       .def_buffer([](const TensorBytes& bytes) { return bytes.info(); });
+  m.def("is_wrapper", &is_wrapper, py::arg("tensor"));
   m.def("contiguous_data", &contiguous_data, py::arg("tensor"), py::arg("writable") = false);
 }
 

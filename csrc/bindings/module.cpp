@@ -1,10 +1,11 @@
 #include "bindings/bindings.h"
 
-PYBIND11_MODULE(_C, m, pybind11::mod_gil_not_used(false)) {
+PYBIND11_MODULE(_C, m, pybind11::mod_gil_used()) {
   m.doc() = "The C++ part of staging. Its names are used through the package, not from here.";
   using namespace staging::bindings;
   bind_errors(m);
   bind_runtime(m);
+  bind_memory(m);
   bind_buffer(m);
   bind_copy(m);
   bind_data(m);

@@ -297,13 +297,19 @@ class CudaRuntime final : public Runtime {
 
   void retain_in_capture(int device, StreamHandle stream, void (*destroy)(void*),
                          void* argument) override {
-    const CaptureInfo info = capture_info(device, stream);
-    if (info.status != CaptureStatus::kActive) {
-      throw StateError("the stream is not capturing, there is no graph to retain memory");
-    }
+    CaptureInfo info;
     cudaUserObject_t object = nullptr;
-    check(cudaUserObjectCreate(&object, argument, destroy, 1, cudaUserObjectNoDestructorSync),
-          "cudaUserObjectCreate");
+    try {
+      info = capture_info(device, stream);
+      if (info.status != CaptureStatus::kActive) {
+        throw StateError("the stream is not capturing, there is no graph to retain memory");
+      }
+      check(cudaUserObjectCreate(&object, argument, destroy, 1, cudaUserObjectNoDestructorSync),
+            "cudaUserObjectCreate");
+    } catch (...) {
+      destroy(argument);  // nothing else will
+      throw;
+    }
     const cudaError_t code = cudaGraphRetainUserObject(static_cast<cudaGraph_t>(info.graph), object,
                                                        1, cudaGraphUserObjectMove);
     if (code != cudaSuccess) {

@@ -110,7 +110,8 @@ void HostRuntime::launch(int, const Kernel& kernel, Dim3 grid, Dim3 block,
 void HostRuntime::launch_host_function(int, StreamHandle, void (*function)(void*), void* argument) {
   function(argument);
 }
-void HostRuntime::retain_in_capture(int, StreamHandle, void (*)(void*), void*) {
+void HostRuntime::retain_in_capture(int, StreamHandle, void (*destroy)(void*), void* argument) {
+  destroy(argument);
   throw StateError("the host backend has no graphs to capture");
 }
 

@@ -150,7 +150,8 @@ class Runtime {
 
   // -- graphs --------------------------------------------------------------------------
   // Ties `argument` to the graph that `stream` captures: `destroy(argument)` runs once the
-  // graph and every executable made from it are gone. It may not call the runtime.
+  // graph and every executable made from it are gone, or before this throws; once in any
+  // case. It may not call the runtime.
   virtual void retain_in_capture(int device, StreamHandle stream, void (*destroy)(void*),
                                  void* argument) = 0;
 

@@ -24,6 +24,7 @@ import io
 import logging
 import multiprocessing.context
 import multiprocessing.popen_spawn_posix
+import multiprocessing.process
 import os
 import select
 import signal
@@ -203,6 +204,7 @@ class _Launch(multiprocessing.popen_spawn_posix.Popen):
         self._start = 0
         self.pidfd = -1
         self.was_reaped_elsewhere = False
+        self._is_settled = False
         super().__init__(process_obj)
 
     def _launch(self, process_obj: ChildProcess) -> None:
@@ -258,21 +260,20 @@ class _Launch(multiprocessing.popen_spawn_posix.Popen):
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         """Return the exit code if it is known; reap the process when it has ended."""
-        if self._owner == os.getpid() and not self._is_over:
+        if self._owner == os.getpid() and self.pidfd >= 0 and not self._is_settled:
             if flag == 0:
                 _pidfd.wait_any([self.pidfd], None)
             with self._lock:
-                if not self._is_over:  # another thread may have been faster
-                    self._reap()
+                if not self._settled():
+                    self._settle()
         return self.returncode
 
-    @property
-    def _is_over(self) -> bool:
-        return self.returncode is not None or self.was_reaped_elsewhere or self.pidfd < 0
+    def _settled(self) -> bool:
+        return self._is_settled
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Wait for the end, at most `timeout` seconds; return the exit code if known."""
-        if not self._is_over:
+        if self.pidfd >= 0 and not self._is_settled:
             _pidfd.wait_any([self.pidfd], timeout)
         return self.poll()
 
@@ -306,26 +307,38 @@ class _Launch(multiprocessing.popen_spawn_posix.Popen):
                 spare=[self.pid],
             )
 
-    def _reap(self) -> None:
-        """Learn the exit code, end what is left, reap. LOCK: _lock."""
-        try:
-            code = _pidfd.exit_code(self.pidfd)
-        except ChildProcessError:
-            if self._is_over or not _pidfd.has_ended(self.pidfd):
-                return  # a signal handler that interrupted this call has reaped it
-            self.was_reaped_elsewhere = True
-            self._kill_leftovers(groups=())
-            self._forget()
-            logger.warning(
-                "Process %d was reaped by somebody else: its exit code is unknown", self.pid
-            )
-            return
-        if code is None:
-            return
-        self._kill_leftovers(groups=[self.pid])
+    def _settle(self) -> None:
+        """Learn the exit code, end what is left, reap, forget. LOCK: _lock.
+
+        A signal handler may interrupt it, by raising or by calling it again: each step
+        can be repeated, and is taken before what follows from it.
+        """
+        if self.returncode is None and not self.was_reaped_elsewhere:
+            try:
+                code = _pidfd.exit_code(self.pidfd)
+            except ChildProcessError:
+                if self._settled() or not _pidfd.has_ended(self.pidfd):
+                    return
+                self._kill_leftovers(groups=())
+                self.was_reaped_elsewhere = True
+                self._leave_active_children()
+                logger.warning(
+                    "Process %d was reaped by somebody else: its exit code is unknown", self.pid
+                )
+            else:
+                if code is None:
+                    return
+                self._kill_leftovers(groups=[self.pid])
+                self.returncode = code
         _pidfd.reap(self.pidfd)
-        self.returncode = code
-        self._forget()
+        # The pidfd stays open, as the sentinel, until the process object is closed.
+        self._guard.remove_child(self._mark)
+        self._is_settled = True
+
+    def _leave_active_children(self) -> None:
+        # multiprocessing waits for an exit code before it takes a child for ended.
+        children = multiprocessing.process._children  # type: ignore[attr-defined]
+        children.difference_update([child for child in children if child._popen is self])
 
     def _kill_leftovers(self, groups: Collection[int]) -> None:
         try:
@@ -336,10 +349,6 @@ class _Launch(multiprocessing.popen_spawn_posix.Popen):
         if killed:
             pids = ", ".join(str(stat.pid) for stat in killed)
             logger.info("Killed what process %d left running: %s", self.pid, pids)
-
-    def _forget(self) -> None:
-        # The pidfd stays open, as the sentinel, until the process object is closed.
-        self._guard.remove_child(self._mark)
 
 
 def _close_all(fds: list[int]) -> None:

@@ -211,6 +211,7 @@ class _SubprocessWrapper:
         self._lock = threading.RLock()
         self._code: int | None = proc.poll()
         self._has_ended = self._code is not None
+        self._is_reaped = False
         self._pidfd = -1
         self._leads_session = False
         self._start = 0
@@ -333,18 +334,22 @@ class _SubprocessWrapper:
                 self._code = self._proc.poll()
                 self._has_ended = self._code is not None
 
-    def _ended(self) -> bool:
-        return self._has_ended
-
     def _update_by_pidfd(self) -> None:
-        if not _pidfd.has_ended(self._pidfd):
-            return
+        """As _update. LOCK: _lock. A signal handler may interrupt it: it can be repeated."""
+        if not self._is_reaped:
+            if not _pidfd.has_ended(self._pidfd):
+                return
+            self._learn_code()
+        _pidfd.reap(self._pidfd)
+        if self._mark is not None:
+            self._guard.remove_child(self._mark)
+        self._has_ended = True
+
+    def _learn_code(self) -> None:
         try:
             code: int | None = _pidfd.exit_code(self._pidfd)
             groups = [self.pid] if self._leads_session else []
         except ChildProcessError:
-            if self._ended():
-                return  # a signal handler that interrupted this call has reaped it
             # Somebody has reaped it: Popen itself, which then knows, or somebody else,
             # and then Popen would say 0.
             with getattr(self._proc, "_waitpid_lock", contextlib.nullcontext()):
@@ -354,14 +359,11 @@ class _SubprocessWrapper:
             descendants.kill_family(self._marks(), groups=groups, since=self._start)
         except Exception:
             logger.warning("Cannot look for what %s left", self.name, exc_info=True)
-        _pidfd.reap(self._pidfd)
+        self._code = code
+        self._is_reaped = True
         if self._proc.returncode is None:
             # So that Popen does not wait for it. It has no way to say "unknown".
             self._proc.returncode = code if code is not None else -signal.SIGKILL
-        self._code = code
-        self._has_ended = True
-        if self._mark is not None:
-            self._guard.remove_child(self._mark)
 
 
 def frontend_arguments(args: Any, parser: Any = None) -> dict[str, Any]:

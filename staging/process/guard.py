@@ -97,9 +97,11 @@ class Guard:
     def remove_child(self, mark: str) -> None:
         """Forget a child that has been reaped, or whose start was interrupted."""
         with self._lock:
-            self._expected.discard(mark)
-            if self._children.pop(mark, None) is not None:
+            # Told first: an interruption in between tells it again.
+            if mark in self._children:
                 self._tell(b"gone\0" + mark.encode())
+            self._children.pop(mark, None)
+            self._expected.discard(mark)
         self._dismiss_if_idle()
 
     def expect_path(self, path: str) -> bool:
@@ -133,8 +135,9 @@ class Guard:
     def remove_path(self, path: str) -> None:
         """Forget a path that has been removed."""
         with self._lock:
-            if self._paths.pop(path, None) is not None:
+            if path in self._paths:
                 self._tell(b"drop\0" + os.fsencode(path))
+            self._paths.pop(path, None)
         self._dismiss_if_idle()
 
     def check(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from staging.process import descendants
 from staging.process import pidfd as _pidfd
+from staging.process.exit_codes import exit_code_of
 
 logger = logging.getLogger(__name__)
 
@@ -317,7 +318,7 @@ class _Target:
             os.close(fd)
 
     def _note_end(self, outcome: str) -> None:
-        self._code = _attribute(self._proc, "exitcode")  # reaps it
+        self._code = exit_code_of(self._proc, self._fd)
         self._end = time.monotonic()
         self._outcome = outcome
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from staging.process import pidfd as _pidfd
 from staging.process.adopted import reap_adopted
+from staging.process.exit_codes import exit_code_of
 from staging.process.guard import guard
 from staging.process.termination import told_to_stop
 
@@ -200,6 +201,9 @@ class _Watched:
             return
         if self.pid is None:
             raise ValueError(f"process {self.name} has not been started")
+        if not self._claims_to_live():
+            self._note_end(exit_code_of(proc))
+            return
         self._open()
         self.update()
 
@@ -227,15 +231,21 @@ class _Watched:
         """See whether it has ended, and how."""
         if self.has_ended or (self.fd >= 0 and not _pidfd.wait_any([self.fd], 0)):
             return
-        try:
-            code = self._proc.exitcode
-            if code is None and self._proc.is_alive() and not self._has_left():
-                # A pipe that is closed while its process lives says nothing more.
-                self.close()
-                return
-        except ValueError:  # closed while we waited
-            code = None
+        if self.fd < 0 and self._claims_to_live():
+            return
+        code = exit_code_of(self._proc, self.fd)
+        if code is None and self._claims_to_live() and not self._has_left():
+            # A pipe that is closed while its process lives says nothing more.
+            self.close()
+            return
         self._note_end(code)
+
+    def _claims_to_live(self) -> bool:
+        try:
+            is_alive = getattr(self._proc, "is_alive", None)
+            return bool(is_alive()) if is_alive is not None else self._proc.exitcode is None
+        except ValueError:  # closed while we waited
+            return False
 
     def _has_left(self) -> bool:
         """Return whether it is dead though it claims to live: somebody has reaped it."""

@@ -42,7 +42,10 @@ TEST(HostRuntimeTest, HasNoDeviceAndNoGraphs) {
   HostRuntime runtime;
   EXPECT_EQ(runtime.device_count(), 0);
   EXPECT_THROW(runtime.set_device(0), InvalidArgument);
-  EXPECT_THROW(runtime.retain_in_capture(-1, nullptr, nullptr, nullptr), StateError);
+  bool destroyed = false;
+  const auto destroy = [](void* flag) { *static_cast<bool*>(flag) = true; };
+  EXPECT_THROW(runtime.retain_in_capture(-1, nullptr, destroy, &destroyed), StateError);
+  EXPECT_TRUE(destroyed);
 }
 
 }  // namespace

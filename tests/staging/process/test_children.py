@@ -70,13 +70,17 @@ def test_it_leads_a_session_of_its_own(household, tmp_path):
 
 
 def test_sigterm_goes_to_the_child_alone(household, tmp_path):
-    process = behaving("family ignore ready sleep=1000", tmp_path)
-    before = len(household.members())
+    process = behaving("children ignore ready sleep=1000", tmp_path)
+
+    def sleepers():
+        members = household.members()
+        return sum(descendants.read_command(s.pid) == b"sleep\x001000\x00" for s in members)
+
+    wait_for(lambda: sleepers() == 3)
     process.terminate()
     time.sleep(0.2)
     assert process.is_alive()
-    household.reap()
-    assert len(household.members()) == before
+    assert sleepers() == 3
     process.kill()
     ended(process)
 
@@ -102,6 +106,7 @@ def test_an_unknown_exit_code_is_none_and_the_process_is_not_alive(household):
     assert connection.wait([process.sentinel], 20)
     assert process.exitcode is None
     assert not process.is_alive()
+    assert process not in multiprocessing.active_children()
     process.join()
     process.terminate()
 
@@ -214,6 +219,7 @@ class Interruption(BaseException):
     pass
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupted_start_leaves_nothing(household):
     """At any moment of it: the pid of a child that was just forked may be lost."""
     seed = random.randrange(1 << 30)

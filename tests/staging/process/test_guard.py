@@ -115,6 +115,29 @@ os.kill(os.getpid(), signal.SIGKILL)
     wait_for(lambda: descendants.read_stat(pid) is None or descendants.read_stat(pid).is_dead)
 
 
+def test_a_forked_copy_that_holds_every_pipe_does_not_delay_the_end(household):
+    # Whoever waits for the end of a pipe waits for every process that has inherited it.
+    script = r"""
+import os, signal, subprocess, time
+from staging.process import descendants, pidfd
+from staging.process.guard import guard
+child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+guard().add_child("mark", child.pid, pidfd.open_pidfd(child.pid))
+copy = os.fork()
+if copy == 0:
+    time.sleep(1000)
+os.write(1, b"%d %d\n" % (child.pid, copy))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    child, copy = map(int, process.stdout.readline().split())
+    process.wait()
+    wait_for(lambda: descendants.read_stat(child) is None or descendants.read_stat(child).is_dead)
+    assert not descendants.read_stat(copy).is_dead  # no process of ours
+    os.kill(copy, signal.SIGKILL)
+    process.stdout.close()
+
+
 def test_a_warden_that_cannot_run_is_an_error_that_says_so(own, monkeypatch):
     monkeypatch.setattr(
         "staging.process.guard._command", lambda *args: [sys.executable, "-S", "-c", "1/0"]

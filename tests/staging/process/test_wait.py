@@ -158,14 +158,21 @@ def test_a_code_that_cannot_be_known_is_a_failure(start, kind):
     assert waiter.result().endswith("died with exit code None")
 
 
-def test_one_that_is_reaped_elsewhere_meanwhile_is_a_failure(start, tmp_path):
+def test_one_that_is_reaped_elsewhere_meanwhile_is_a_failure(start, tmp_path, monkeypatch):
     process = start("ready await=go exit=0", KINDS["spawn"])
     waiter = Waiter(servers(process))
     time.sleep(0.05)
-    process._popen.poll = lambda *args: None  # as it is when waitpid has been called
+
+    def reaped(fd):
+        raise ChildProcessError
+
+    # As it is when another thread's waitpid has been faster.
+    monkeypatch.setattr("staging.process.pidfd.exit_code", reaped)
+    process._popen.poll = lambda *args: None
     (tmp_path / "go").touch()
-    os.waitpid(process.pid, 0)
     assert waiter.result().endswith("died with exit code None")
+    monkeypatch.undo()
+    os.waitpid(process.pid, 0)
 
 
 def test_failures_of_one_moment_are_all_named(start, kind):
@@ -333,6 +340,18 @@ def test_a_process_without_a_descriptor_is_asked_again_and_again():
     assert not waiter.is_over
     fake.exitcode = 3
     assert waiter.result().startswith("Process fake")
+
+
+def test_the_least_that_a_process_may_have_is_enough(household):
+    reader, writer = os.pipe()
+    fake = types.SimpleNamespace(name="fake", pid=os.getppid(), sentinel=reader, exitcode=None)
+    waiter = Waiter(servers(fake))
+    time.sleep(0.1)
+    assert not waiter.is_over
+    fake.exitcode = 3
+    os.close(writer)
+    assert waiter.result() == f"Process fake (PID: {fake.pid}) died with exit code 3"
+    os.close(reader)
 
 
 def test_a_closed_pipe_is_not_an_end(household):

@@ -325,6 +325,26 @@ def family(r: Round) -> float:
     return r.finish(code=128 + signal.SIGTERM)
 
 
+def supervisors_below(r: Round) -> float:
+    """A worker and the engine are supervisors themselves; the one above gets SIGKILL."""
+    r.modes = ("nest ready sleep=1000", "ready sleep=1000")
+    r.engine = "nest ignore ready sleep=1000"
+    process = r.start()
+    r.wait_ready()
+    process.kill()
+    return r.finish(code=-signal.SIGKILL, deadline=0.5)
+
+
+def supervisors_below_end(r: Round) -> float:
+    """A worker and the engine are supervisors themselves; all get SIGTERM, or SIGKILL after it."""
+    r.modes = ("nest ready sleep=1000", "ready sleep=1000")
+    r.engine = "nest ignore ready sleep=1000"
+    process = r.start()
+    r.wait_ready()
+    process.terminate()
+    return r.finish(code=128 + signal.SIGTERM)
+
+
 def completion(r: Round) -> float:
     """The workers end with 0, and leave families."""
     r.modes = ("family ready await=go exit=0", "ready await=go exit=0")
@@ -346,6 +366,8 @@ SCENARIOS: dict[str, Callable[[Round], float]] = {
         sigterm_ignored,
         stopped_child,
         family,
+        supervisors_below,
+        supervisors_below_end,
         completion,
     )
 }

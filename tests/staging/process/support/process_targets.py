@@ -52,6 +52,22 @@ def leave_children() -> None:
     )
 
 
+nested: list[object] = []
+
+
+def supervise(folder: str) -> object:
+    """Be a supervisor, too: of an engine, an ipc socket, and a warden."""
+    from staging.process import EngineProcessManager, ZmqListener
+
+    listener = ZmqListener.bind(f"ipc://{folder}/nested-{os.getpid()}")
+    manager = EngineProcessManager(
+        engine, 1, ("family ready sleep=1000", folder), start_index=os.getpid()
+    )
+    while not pathlib.Path(folder, f"ready-EngineCore_{os.getpid()}").exists():
+        time.sleep(0.005)
+    return listener, manager
+
+
 def behave(mode: str, folder: str, name: str) -> None:
     """Do as `mode` says: words that are done one after the other."""
     for word in mode.split():
@@ -64,6 +80,8 @@ def behave(mode: str, folder: str, name: str) -> None:
             leave_family()
         elif verb == "children":
             leave_children()
+        elif verb == "nest":
+            nested.append(supervise(folder))
         elif verb == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         elif verb == "sleep":
@@ -199,3 +217,15 @@ def echo_once(listen_address: str, sock: object, args: object, config: dict[str,
         router.send_multipart([identity, request + b" " + pull.recv()])
         router.close()
         pull.close()
+
+
+def linger_by_index(folder: str, *, engine_index: int) -> None:
+    """Take 5.5 s for the end after SIGTERM, unless this is the first engine."""
+
+    def on_sigterm(signum: int, frame: object) -> None:
+        time.sleep(5.5 * engine_index)
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+    announce(folder, f"ready-{engine_index}")
+    sleep_on()

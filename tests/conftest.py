@@ -1,0 +1,61 @@
+"""Which tests can run here: see the markers in pyproject.toml.
+
+Nothing here imports torch for tests that do not need it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+
+import pytest
+
+
+@functools.cache
+def over_simulated_device() -> bool:
+    from staging import sim
+
+    return sim.active()
+
+
+@functools.cache
+def cuda_available() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    required = os.environ.get("STAGING_REQUIRE_GPU") == "1"
+    for item in items:
+        if item.get_closest_marker("sim") and not over_simulated_device():
+            item.add_marker(
+                pytest.mark.skip(reason="needs the simulated device: python -m staging sim …")
+            )
+        elif item.get_closest_marker("cuda") and not cuda_available() and not required:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, real or simulated"))
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """A seed that is shown when the test fails; STAGING_SEED=N repeats it."""
+    given = os.environ.get("STAGING_SEED")
+    value = int(given) if given else random.SystemRandom().randrange(2**31)
+    request.node.user_properties.append(("seed", value))
+    print(f"STAGING_SEED={value}")
+    return value
+
+
+@pytest.fixture(autouse=True)
+def _schedule(request: pytest.FixtureRequest):
+    """Each test begins and ends with nothing enqueued, whatever schedule it chose."""
+    if not request.node.get_closest_marker("sim"):
+        yield
+        return
+    from staging import sim
+
+    policy = sim.current_policy()
+    yield
+    sim.run_all()
+    sim.set_policy(policy[0], seed=policy[1])
