@@ -18,8 +18,13 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "CpuGpuBuffer": "staging.buffer",
     "DeviceError": "staging.errors",
+    "DigestHandle": "staging.digest",
     "OutOfMemory": "staging.errors",
+    "TensorHasher": "staging.hasher",
+    "content_key": "staging.hasher",
     "copy_slice": "staging.copy",
+    "digest_async": "staging.digest",
+    "digests_async": "staging.digest",
     "install_pinned_allocator": "staging.memory",
     "pin": "staging.memory",
     "pinned_empty": "staging.memory",
@@ -28,14 +33,25 @@ _EXPORTS = {
     "pinned_zeros": "staging.memory",
     "set_pinned_limit": "staging.memory",
     "tensor_data": "staging.data",
+    "tensor_digest": "staging.digest",
+    "tensor_digests": "staging.digest",
+    "tensor_hexdigest": "staging.digest",
 }
 
 if TYPE_CHECKING:
     from staging.buffer import CpuGpuBuffer as CpuGpuBuffer
     from staging.copy import copy_slice as copy_slice
     from staging.data import tensor_data as tensor_data
+    from staging.digest import DigestHandle as DigestHandle
+    from staging.digest import digest_async as digest_async
+    from staging.digest import digests_async as digests_async
+    from staging.digest import tensor_digest as tensor_digest
+    from staging.digest import tensor_digests as tensor_digests
+    from staging.digest import tensor_hexdigest as tensor_hexdigest
     from staging.errors import DeviceError as DeviceError
     from staging.errors import OutOfMemory as OutOfMemory
+    from staging.hasher import TensorHasher as TensorHasher
+    from staging.hasher import content_key as content_key
     from staging.memory import install_pinned_allocator as install_pinned_allocator
     from staging.memory import pin as pin
     from staging.memory import pinned_empty as pinned_empty
@@ -47,9 +63,14 @@ if TYPE_CHECKING:
 __all__ = [
     "CpuGpuBuffer",
     "DeviceError",
+    "DigestHandle",
     "OutOfMemory",
+    "TensorHasher",
     "__version__",
+    "content_key",
     "copy_slice",
+    "digest_async",
+    "digests_async",
     "install_pinned_allocator",
     "pin",
     "pinned_empty",
@@ -58,6 +79,9 @@ __all__ = [
     "pinned_zeros",
     "set_pinned_limit",
     "tensor_data",
+    "tensor_digest",
+    "tensor_digests",
+    "tensor_hexdigest",
 ]
 
 

@@ -23,7 +23,7 @@ _THREADED_NBYTES = 1 << 20
 class Hasher(Protocol):
     """What every algorithm's object can do: ``hashlib``'s interface."""
 
-    def update(self, data: bytes | memoryview, /) -> object: ...  # noqa: D102
+    def update(self, data: bytes | bytearray | memoryview, /) -> object: ...  # noqa: D102
     def digest(self) -> bytes: ...  # noqa: D102
 
 
@@ -69,8 +69,7 @@ def _xxh3_128() -> Callable[[int], Hasher]:
         module = importlib.import_module("xxhash")
     except ImportError as error:
         raise ImportError(
-            "the algorithm 'xxh3_128' needs the package xxhash: "
-            "pip install 'tensor-staging[hash]'"
+            "the algorithm 'xxh3_128' needs the package xxhash: pip install 'tensor-staging[hash]'"
         ) from error
     xxh3_128: Callable[[], Hasher] = module.xxh3_128
     return lambda nbytes: xxh3_128()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from staging.algorithms import digest_bytes, new_hasher
+from staging.copy import copy_slice
 from staging.data import check_flat, tensor_data
 from staging.extension import _C, torch
 from staging.framing import MAGIC, Content, Piece, frame
@@ -200,9 +201,7 @@ def digests_async(
     if not framed:
         return content_digests(tensors, algorithm, stream=stream)
     frames = [frame([tensor]) for tensor in tensors]
-    contents = [
-        piece.tensor for pieces in frames for piece in pieces if isinstance(piece, Content)
-    ]
+    contents = [piece.tensor for pieces in frames for piece in pieces if isinstance(piece, Content)]
 
     def finish(digests: list[bytes]) -> list[bytes]:
         rest = iter(digests)
@@ -217,9 +216,7 @@ class DigestHandle(Generic[_T]):
     ``await handle`` waits without blocking the event loop.
     """
 
-    def __init__(
-        self, pending: Sequence[_C.PendingDigests], result: Callable[[], _T]
-    ) -> None:
+    def __init__(self, pending: Sequence[_C.PendingDigests], result: Callable[[], _T]) -> None:
         self._pending = pending
         self._make = result
         self._result: list[_T] = []
@@ -334,6 +331,18 @@ def content_digests(
     TypeError, ValueError, RuntimeError
         As :func:`tensor_digest`.
     """
+    if stream is None:
+        return _content_digests(tensors, algorithm, None)
+    # What is made on the way is made there, too.
+    with torch.cuda.stream(stream):
+        return _content_digests(tensors, algorithm, stream)
+
+
+def _content_digests(
+    tensors: Sequence[torch.Tensor | np.ndarray[Any, Any]],
+    algorithm: str,
+    stream: torch.cuda.Stream | None,
+) -> DigestHandle[list[bytes]]:
     on_device: dict[torch.device, list[int]] = {}
     if algorithm == "blake3":
         for index, tensor in enumerate(tensors):
@@ -350,7 +359,7 @@ def content_digests(
 
     def collect() -> list[bytes]:
         for pending, indices in batches:
-            for index, digest in zip(indices, pending.digests()):
+            for index, digest in zip(indices, pending.digests(), strict=True):
                 results[index] = digest
         return results
 
@@ -386,6 +395,7 @@ def digest_pieces(
 def _on_device(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor as the device's kernel can read it."""
     check_flat(tensor)
+    _C.check_memory(tensor)
     with torch.no_grad():
         tensor = tensor.detach().resolve_conj().resolve_neg()
         # Only tensors of two billion units of access, with three dimensions or more.
@@ -419,8 +429,18 @@ def _content_digest(
 
 
 def _dense_on_device(tensor: torch.Tensor) -> torch.Tensor:
+    _C.check_memory(tensor)
     with torch.no_grad():
-        return tensor.detach().resolve_conj().resolve_neg().contiguous()
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        if tensor.is_contiguous():
+            return tensor
+        dense = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        try:
+            # PyTorch has no copy of some dtypes; this one copies bytes.
+            copy_slice(tensor, dense, len(tensor))
+        except ValueError:  # more dimensions that do not lie together than it takes
+            dense = tensor.contiguous()
+        return dense
 
 
 def _array_bytes(array: np.ndarray[Any, Any]) -> memoryview | bytes:
@@ -428,4 +448,4 @@ def _array_bytes(array: np.ndarray[Any, Any]) -> memoryview | bytes:
 
     if array.nbytes == 0:
         return b""
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

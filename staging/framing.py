@@ -10,7 +10,7 @@ import struct
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 from staging.extension import torch
 
@@ -37,7 +37,7 @@ class Content:
     tensor: torch.Tensor | np.ndarray[Any, Any]
 
 
-Piece = Union[bytes, bytearray, memoryview, Content]
+Piece = bytes | bytearray | memoryview | Content
 
 
 def frame(values: Iterable[object]) -> list[Piece]:

@@ -106,6 +106,9 @@ void bind_hash(py::module_& m) {
            py::arg("tensor"), py::arg("stream"), py::arg("block_nbytes"))
       .def("next", &next_block<torch_ops::DeviceBlocks>);
   m.def("borrowed_bytes", &borrowed_bytes, py::arg("tensor"));
+  // TypeError where its storage is smaller than its shape needs.
+  m.def("check_memory",
+        [](py::handle tensor) { torch_ops::TensorMemory(unpack_tensor(tensor, "tensor")); });
   m.def("can_index_on_device",
         [](py::handle tensor) { return torch_ops::can_index(unpack_tensor(tensor, "tensor")); });
 }
