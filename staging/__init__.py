@@ -23,6 +23,7 @@ _EXPORTS = {
     "TensorHasher": "staging.hasher",
     "content_key": "staging.hasher",
     "copy_slice": "staging.copy",
+    "copy_slices": "staging.copy",
     "digest_async": "staging.digest",
     "digests_async": "staging.digest",
     "install_pinned_allocator": "staging.memory",
@@ -41,6 +42,7 @@ _EXPORTS = {
 if TYPE_CHECKING:
     from staging.buffer import CpuGpuBuffer as CpuGpuBuffer
     from staging.copy import copy_slice as copy_slice
+    from staging.copy import copy_slices as copy_slices
     from staging.data import tensor_data as tensor_data
     from staging.digest import DigestHandle as DigestHandle
     from staging.digest import digest_async as digest_async
@@ -69,6 +71,7 @@ __all__ = [
     "__version__",
     "content_key",
     "copy_slice",
+    "copy_slices",
     "digest_async",
     "digests_async",
     "install_pinned_allocator",
