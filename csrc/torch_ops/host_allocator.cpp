@@ -105,7 +105,7 @@ class PoolAllocator final : public c10::Allocator {
   const int numa_node_;
 };
 
-std::optional<StreamRef> raw_stream(c10::Stream stream) {
+std::optional<StreamRef> raw_stream([[maybe_unused]] c10::Stream stream) {
 #if defined(STAGING_WITH_CUDA)
   if (stream.device_type() == c10::DeviceType::CUDA) {
     const c10::cuda::CUDAStream cuda(c10::cuda::CUDAStream::UNCHECKED, stream);
