@@ -436,7 +436,7 @@ def test_random_owners_never_see_each_others_bytes(policy, seed):
                     expected.append((gpu, step))
                     del source
                 elif expected:
-                    gpu, value = choose.choice(expected)
+                    gpu, _ = choose.choice(expected)
                     if gpu.device == stream.device:
                         ints(gpu.numel()).copy_(gpu, non_blocking=True)  # dropped in flight
             if choose.random() < 0.3:
