@@ -1,5 +1,6 @@
 """The extension module. Its names are used through the package."""
 
+from collections.abc import Iterable
 from typing import Any, TypedDict
 
 import torch
@@ -59,5 +60,11 @@ def copy_slice(
     snapshot: bool = False,
     stream: torch.cuda.Stream | None = None,
 ) -> torch.Tensor: ...
+def copy_slices(
+    slices: Iterable[tuple[torch.Tensor, torch.Tensor, int]],
+    *,
+    snapshot: bool = False,
+    stream: torch.cuda.Stream | None = None,
+) -> None: ...
 def contiguous_data(tensor: Any, writable: bool = False) -> memoryview | None: ...
 def is_wrapper(tensor: torch.Tensor) -> bool: ...

@@ -20,6 +20,7 @@ _EXPORTS = {
     "DeviceError": "staging.errors",
     "OutOfMemory": "staging.errors",
     "copy_slice": "staging.copy",
+    "copy_slices": "staging.copy",
     "install_pinned_allocator": "staging.memory",
     "pin": "staging.memory",
     "pinned_empty": "staging.memory",
@@ -33,6 +34,7 @@ _EXPORTS = {
 if TYPE_CHECKING:
     from staging.buffer import CpuGpuBuffer as CpuGpuBuffer
     from staging.copy import copy_slice as copy_slice
+    from staging.copy import copy_slices as copy_slices
     from staging.data import tensor_data as tensor_data
     from staging.errors import DeviceError as DeviceError
     from staging.errors import OutOfMemory as OutOfMemory
@@ -50,6 +52,7 @@ __all__ = [
     "OutOfMemory",
     "__version__",
     "copy_slice",
+    "copy_slices",
     "install_pinned_allocator",
     "pin",
     "pinned_empty",

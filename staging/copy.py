@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from staging.extension import _C
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
 
 
@@ -60,3 +62,45 @@ def copy_slice(
     waits for the oldest copy of the stream where those are all in flight.
     """
     return _C.copy_slice(from_tensor, to_tensor, length, snapshot=snapshot, stream=stream)
+
+
+def copy_slices(
+    slices: Iterable[tuple[torch.Tensor, torch.Tensor, int]],
+    *,
+    snapshot: bool = False,
+    stream: torch.cuda.Stream | None = None,
+) -> None:
+    """Copy many slices in one call, with as few operations as they need.
+
+    Has the effect of ``copy_slice(from_tensor, to_tensor, length)`` of each in turn: the
+    destinations may overlap, and one slice may read what one before it wrote.
+
+    Parameters
+    ----------
+    slices
+        Tuples ``(from_tensor, to_tensor, length)``, each as for `copy_slice`. Those on a
+        device are all on the same one.
+    snapshot
+        Take the bytes of the host sources before returning; see `copy_slice`.
+    stream
+        Instead of the current stream of the tensors' device.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `copy_slice` does, naming the item; or the tensors are on several devices.
+        Nothing was copied then.
+    RuntimeError
+        The stream captures a CUDA graph and one of the copies could not be replayed, or the
+        process was forked after CUDA was initialised.
+
+    Notes
+    -----
+    Neighbours become one transfer; small slices share one kernel launch or one batch, as
+    the machine's cost table says is quickest (``python -m staging calibrate``). Bytes of
+    pageable and strided sources pass through one pinned slot together.
+
+    It does not wait for the copies, except that copies into pageable memory return when
+    their bytes are there, after one wait for all of them.
+    """
+    _C.copy_slices(slices, snapshot=snapshot, stream=stream)

@@ -1,6 +1,10 @@
+#include <string>
+#include <vector>
+
 #include "bindings/bindings.h"
 #include "bindings/torch_bridge.h"
 #include "torch_ops/copy_slice.h"
+#include "torch_ops/copy_slices.h"
 #include "torch_ops/tensor_access.h"
 
 namespace staging::bindings {
@@ -27,11 +31,37 @@ py::object copy_slice(py::handle from_tensor, py::handle to_tensor, std::int64_t
   return wrap_tensor(torch_ops::prefix_view(to, length));
 }
 
+void copy_slices(const py::iterable& slices, bool snapshot, py::handle stream) {
+  std::vector<torch_ops::SliceArguments> arguments;
+  torch_ops::CopySliceOptions options{.snapshot = snapshot, .stream = std::nullopt};
+  for (py::handle item : slices) {
+    const std::string name = "slices[" + std::to_string(arguments.size()) + "]";
+    if (!py::isinstance<py::tuple>(item) || py::len(item) != 3) {
+      throw py::type_error(name + " must be a tuple (from_tensor, to_tensor, length), got " +
+                           py::repr(py::type::of(item)).cast<std::string>());
+    }
+    const auto slice = py::reinterpret_borrow<py::tuple>(item);
+    arguments.push_back({unpack_tensor(slice[0], (name + "[0]").c_str()),
+                         unpack_tensor(slice[1], (name + "[1]").c_str()),
+                         slice[2].cast<std::int64_t>()});
+    const torch_ops::SliceArguments& last = arguments.back();
+    for (const at::TensorBase* tensor : {&last.to, &last.from}) {
+      if (!options.stream && !stream.is_none() && tensor->is_cuda()) {
+        options.stream = stream_argument(stream, tensor->device().index());
+      }
+    }
+  }
+  const py::gil_scoped_release no_gil;
+  torch_ops::copy_slices(arguments, options);
+}
+
 }  // namespace
 
 void bind_copy(py::module_& m) {
   m.def("copy_slice", &copy_slice, py::arg("from_tensor"), py::arg("to_tensor"), py::arg("length"),
         py::kw_only(), py::arg("snapshot") = false, py::arg("stream") = py::none());
+  m.def("copy_slices", &copy_slices, py::arg("slices"), py::kw_only(), py::arg("snapshot") = false,
+        py::arg("stream") = py::none());
 }
 
 }  // namespace staging::bindings

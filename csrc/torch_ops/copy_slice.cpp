@@ -28,7 +28,8 @@ class DeviceCopy {
 
   void host_to_device(bool snapshot) {
     keep_device_memory(copy_.to, stream_);
-    if (!snapshot && is_pinned(copy_.from, context_) && direct(CopyKind::kHostToDevice)) {
+    if (!snapshot && is_pinned(copy_.from, context_) &&
+        direct(CopyKind::kHostToDevice, /*pinned=*/true)) {
       keep_host(copy_.from);
       return;
     }
@@ -40,7 +41,7 @@ class DeviceCopy {
     keep_device_memory(copy_.from, stream_);
     const bool pinned = is_pinned(copy_.to, context_);
     if (!pinned) refuse_capture("waits for a pageable destination");
-    if (direct(CopyKind::kDeviceToHost)) {
+    if (direct(CopyKind::kDeviceToHost, pinned)) {
       pinned ? keep_host(copy_.to) : record().synchronize();
       return;
     }
@@ -56,20 +57,20 @@ class DeviceCopy {
   void device_to_device() {
     keep_device_memory(copy_.from, stream_);
     keep_device_memory(copy_.to, stream_);
-    if (!direct(CopyKind::kDeviceToDevice)) launch_strided(copy_.block, copy_.dst, copy_.src);
+    if (!direct(CopyKind::kDeviceToDevice, /*pinned=*/false))
+      launch_strided(copy_.block, copy_.dst, copy_.src);
   }
 
  private:
-  // One operation, where the block is a run of bytes, or rows with a pitch.
-  bool direct(CopyKind kind) {
+  // One operation, where the block is a run of bytes, or rows with a pitch beside pinned memory.
+  bool direct(CopyKind kind, bool pinned) {
     if (copy_.block.contiguous()) {
       context_.runtime().copy_async(stream_.device, copy_.dst, copy_.src, copy_.block.nbytes(),
                                     kind, stream_.handle);
       return true;
     }
-    return kind != CopyKind::kDeviceToDevice &&
-           copy_rows(copy_.block, copy_.dst, copy_.src, kind,
-                     kind == CopyKind::kHostToDevice ? copy_.src : copy_.dst);
+    return pinned && copy_rows(copy_.block, copy_.dst, copy_.src, kind,
+                               kind == CopyKind::kHostToDevice ? copy_.src : copy_.dst);
   }
 
   // Rows with a pitch, one side of them pinned. By a kernel: cudaMemcpy2DAsync is reported to

@@ -2,49 +2,22 @@
 
 #include <algorithm>
 #include <functional>
-#include <map>
+
+#include "transfer/address_ranges.h"
 
 namespace staging {
 
 namespace {
 
-using Address = const std::byte*;
-constexpr std::less<Address> kBefore{};
+constexpr std::less<const std::byte*> kBefore{};
 
-Address begin_of(const void* pointer) {
-  return static_cast<Address>(pointer);
+const std::byte* begin_of(const void* pointer) {
+  return static_cast<const std::byte*>(pointer);
 }
 
 bool by_destination(const CopyItem& a, const CopyItem& b) {
   return kBefore(begin_of(a.dst), begin_of(b.dst));
 }
-
-// Ranges of bytes; those that touch are one.
-class Ranges {
- public:
-  bool overlaps(const void* pointer, std::size_t nbytes) const {
-    const Address begin = begin_of(pointer);
-    auto next = ranges_.upper_bound(begin);
-    if (next != ranges_.begin() && kBefore(begin, std::prev(next)->second)) return true;
-    return next != ranges_.end() && kBefore(next->first, begin + nbytes);
-  }
-  void add(const void* pointer, std::size_t nbytes) {
-    Address begin = begin_of(pointer);
-    Address end = begin + nbytes;
-    auto it = ranges_.upper_bound(begin);
-    if (it != ranges_.begin() && !kBefore(std::prev(it)->second, begin)) --it;
-    while (it != ranges_.end() && !kBefore(end, it->first)) {
-      begin = std::min(begin, it->first, kBefore);
-      end = std::max(end, it->second, kBefore);
-      it = ranges_.erase(it);
-    }
-    ranges_.emplace(begin, end);
-  }
-  void clear() { ranges_.clear(); }
-
- private:
-  std::map<Address, Address, std::less<Address>> ranges_;  // begin -> end
-};
 
 // Whether no destination of a list that is sorted by them overlaps the next.
 bool destinations_disjoint(std::span<const CopyItem> sorted) {
@@ -130,8 +103,8 @@ void CopyPlan::clear() noexcept {
 void CopyPlan::plan_in_waves(CopyKind kind, const CostTable::Methods& costs,
                              const PlanLimits& limits) {
   const bool reads_matter = kind == CopyKind::kDeviceToDevice || kind == CopyKind::kHostToHost;
-  Ranges written;
-  Ranges read;
+  AddressRanges written;
+  AddressRanges read;
   std::size_t first = 0;
   for (std::size_t i = 0; i < work_.size(); ++i) {
     const CopyItem& item = work_[i];

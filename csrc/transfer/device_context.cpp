@@ -35,6 +35,7 @@ bool DeviceContext::addresses_pinned(const void* pinned) {
   Addressing known = pinned_addressing_.load(std::memory_order_relaxed);
   if (known == Addressing::kUnknown) {
     const PointerInfo info = runtime_.pointer_info(pinned);
+    if (info.kind != MemoryKind::kPinned) return false;  // says nothing of the device
     known = info.device_pointer == pinned ? Addressing::kSame : Addressing::kOther;
     pinned_addressing_.store(known, std::memory_order_relaxed);
   }

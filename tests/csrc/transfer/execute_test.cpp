@@ -115,6 +115,12 @@ TEST_F(Execute, NoKernelIsPlannedForMemoryThatTheDeviceDoesNotSee) {
   EXPECT_FALSE(limits_on(context, {1, nullptr}, CaptureStatus::kNone, &pageable).kernel);
 }
 
+TEST_F(Execute, PageableMemorySaysNothingAboutTheDevice) {
+  int pageable = 0;
+  EXPECT_FALSE(limits_on(context_, stream_, CaptureStatus::kNone, &pageable).kernel);
+  EXPECT_TRUE(limits().kernel);
+}
+
 TEST_F(Execute, BetweenDeviceMemoryNobodyIsAsked) {
   EXPECT_TRUE(limits_on(context_, stream_, CaptureStatus::kNone, nullptr).kernel);
   EXPECT_EQ(runtime_.calls("pointer_info"), 0U);

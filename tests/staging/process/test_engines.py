@@ -85,6 +85,19 @@ def test_a_shutdown_ends_the_monitor_and_is_no_failure(engines, tmp_path):
     assert {r.outcome for r in report.processes} == {"terminated"}
 
 
+def test_the_monitor_does_not_shorten_the_time_that_a_shutdown_gives(engines, tmp_path):
+    manager = EngineProcessManager(process_targets.linger_by_index, 2, (str(tmp_path),))
+    thread = monitored(manager)
+    for i in range(2):
+        wait_for((tmp_path / f"ready-{i}").exists)
+    begin = time.monotonic()
+    # One ends at once; the monitor sees that, and the other needs longer than five seconds.
+    report = manager.shutdown(60)
+    thread.join()
+    assert time.monotonic() - begin > 5
+    assert {r.exitcode for r in report.processes} == {0}
+
+
 def test_one_that_is_reaped_elsewhere_is_a_failure(engines, tmp_path):
     manager = engines("await=go exit=0", 1)
     thread = monitored(manager)

@@ -1,0 +1,420 @@
+#include "torch_ops/copy_slices.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "runtime/device_scope.h"
+#include "support/error.h"
+#include "torch_ops/slice_pair.h"
+#include "torch_ops/tensor_access.h"
+#include "transfer/address_ranges.h"
+#include "transfer/execute.h"
+#include "transfer/upload.h"
+
+namespace staging::torch_ops {
+
+namespace {
+
+// How a slice travels. Slices of one route share their operations.
+enum class Route : std::uint8_t {
+  kHost,    // from host to host, in the call
+  kUp,      // to the device: from pinned memory itself, or through a slot
+  kWithin,  // from the device to itself
+  kDown,    // to the host: to pinned memory itself, or through a staging buffer
+  kAlone,   // what takes an operation of its own anyway
+};
+constexpr std::size_t kRoutes = 5;
+
+struct Slice {
+  SlicePair pair;
+  Route route = Route::kHost;
+  bool through_staging = false;  // the host side is packed, or unpacked, by the host
+};
+
+// A slice of more runs of bytes than this is one strided kernel.
+constexpr std::int64_t kMaxRuns = 32;
+// What passes through one slot, or one staging buffer, at a time.
+constexpr std::size_t kPieceNbytes = std::size_t{8} << 20;
+
+struct Extent {
+  const void* begin;
+  std::size_t nbytes;
+};
+
+// The memory from a slice's first byte to its last.
+Extent extent(const void* begin, const SlicePair& pair, c10::IntArrayRef strides) {
+  std::int64_t last = 0;
+  for (std::size_t d = 0; d < pair.sizes.size(); ++d) last += (pair.sizes[d] - 1) * strides[d];
+  return {begin, static_cast<std::size_t>(last + 1) * pair.block.element_nbytes};
+}
+
+// What the slices that wait for their turn read and write, by route.
+class Pending {
+ public:
+  // Whether a slice must come after one that waits on another route. (Those of its own route
+  // are carried out in order.)
+  bool conflicts(const Slice& slice) const {
+    const Extent src = extent(slice.pair.src, slice.pair, slice.pair.from.strides());
+    const Extent dst = extent(slice.pair.dst, slice.pair, slice.pair.to.strides());
+    for (std::size_t route = 0; route < kRoutes; ++route) {
+      if (route == static_cast<std::size_t>(slice.route)) continue;
+      if (written_[route].overlaps(src.begin, src.nbytes) ||
+          written_[route].overlaps(dst.begin, dst.nbytes) ||
+          read_[route].overlaps(dst.begin, dst.nbytes)) {
+        return true;
+      }
+    }
+    return false;
+  }
+  void add(const Slice& slice) {
+    const Extent src = extent(slice.pair.src, slice.pair, slice.pair.from.strides());
+    const Extent dst = extent(slice.pair.dst, slice.pair, slice.pair.to.strides());
+    read_[static_cast<std::size_t>(slice.route)].add(src.begin, src.nbytes);
+    written_[static_cast<std::size_t>(slice.route)].add(dst.begin, dst.nbytes);
+  }
+  void clear() { *this = {}; }
+
+ private:
+  AddressRanges read_[kRoutes];
+  AddressRanges written_[kRoutes];
+};
+
+#if defined(STAGING_WITH_CUDA)
+
+class DeviceSlices {
+ public:
+  DeviceSlices(StreamRef stream, const CopySliceOptions& options)
+      : stream_(stream),
+        options_(options),
+        context_(DeviceContext::of(stream.device)),
+        capture_(context_.runtime().capture_status(stream.device, stream.handle)) {}
+
+  // Chooses each slice's route. Throws where one cannot be captured.
+  void route(std::span<Slice> slices) {
+    for (std::size_t i = 0; i < slices.size(); ++i) {
+      Slice& slice = slices[i];
+      choose(slice);
+      if (capture_ == CaptureStatus::kNone || !slice.through_staging) continue;
+      throw StateError(::staging::detail::join_message(
+          "slices[", i,
+          "] passes through host memory that is used again, which a CUDA graph "
+          "cannot replay; use pinned, contiguous host tensors under capture"));
+    }
+  }
+
+  void run(std::span<Slice> slices) {
+    const bool one_route = std::all_of(slices.begin(), slices.end(), [&](const Slice& slice) {
+      return slice.route == slices.front().route;
+    });
+    if (one_route) return flush(slices);
+    Pending pending;
+    std::size_t first = 0;
+    for (std::size_t i = 0; i < slices.size(); ++i) {
+      if (pending.conflicts(slices[i])) {
+        flush(slices.subspan(first, i - first));
+        first = i;
+        pending.clear();
+      }
+      pending.add(slices[i]);
+    }
+    flush(slices.subspan(first));
+  }
+
+ private:
+  void choose(Slice& slice) {
+    const SlicePair& pair = slice.pair;
+    const bool from_host = pair.from.is_cpu();
+    const bool to_host = pair.to.is_cpu();
+    if (from_host && to_host) {
+      slice.route = Route::kHost;
+      return;
+    }
+    slice.route = from_host ? Route::kUp : to_host ? Route::kDown : Route::kWithin;
+    if (slice.route != Route::kWithin) {
+      const at::TensorBase& host = from_host ? pair.from : pair.to;
+      const bool snapshot = from_host && options_.snapshot;
+      slice.through_staging = snapshot || !is_pinned(host, context_);
+    }
+    const BlockPair& moved =
+        slice.through_staging ? (from_host ? pair.unpack() : pair.pack()) : pair.block;
+    if (moved.run_count() > kMaxRuns ||
+        (slice.through_staging && pair.block.nbytes() > kPieceNbytes)) {
+      slice.route = Route::kAlone;
+    }
+  }
+
+  void flush(std::span<Slice> slices) {
+    std::vector<Slice*> of_route[kRoutes];
+    for (Slice& slice : slices) {
+      of_route[static_cast<std::size_t>(slice.route)].push_back(&slice);
+    }
+    for (Slice* slice : of_route[static_cast<std::size_t>(Route::kHost)]) {
+      copy_on_host(slice->pair.block, slice->pair.dst, slice->pair.src);
+    }
+    up(of_route[static_cast<std::size_t>(Route::kUp)]);
+    within(of_route[static_cast<std::size_t>(Route::kWithin)]);
+    down(of_route[static_cast<std::size_t>(Route::kDown)]);
+    for (Slice* slice : of_route[static_cast<std::size_t>(Route::kAlone)]) {
+      copy_slice(slice->pair.from, slice->pair.to, slice->pair.sizes[0],
+                 {.snapshot = options_.snapshot, .stream = stream_.handle});
+    }
+  }
+
+  // -- the three routes over the stream ----------------------------------------------------
+  // In pieces: what one slot holds, and the slices between that need none.
+  void up(std::span<Slice*> slices) {
+    while (!slices.empty()) {
+      std::size_t count = 0;
+      std::size_t nbytes = 0;
+      for (; count < slices.size(); ++count) {
+        const std::size_t end = reserve(*slices[count], nbytes);
+        if (end > kPieceNbytes && nbytes > 0) break;
+        nbytes = end;
+      }
+      up_piece(slices.first(count), nbytes);
+      slices = slices.subspan(count);
+    }
+  }
+
+  void up_piece(std::span<Slice*> slices, std::size_t staged_nbytes) {
+    for (const Slice* slice : slices) keep_device_memory(slice->pair.to, stream_);
+    const void* host_side = slices.front()->pair.src;
+    const auto enqueue = [&](const std::byte* slot) {
+      items_.clear();
+      place(slices, [&](const Slice& slice, std::size_t offset) {
+        if (slice.through_staging) {
+          add_runs(slice.pair.unpack(), slice.pair.dst, slot + offset);
+        } else {
+          add_runs(slice.pair.block, slice.pair.dst, slice.pair.src);
+        }
+      });
+      enqueue_items(CopyKind::kHostToDevice, slot != nullptr ? slot : host_side);
+    };
+    if (staged_nbytes == 0) {
+      enqueue(nullptr);
+    } else {
+      upload_through_slot(
+          context_, context_.ring(stream_.handle), staged_nbytes,
+          [&](std::byte* slot) {
+            place(slices, [&](const Slice& slice, std::size_t offset) {
+              if (slice.through_staging)
+                copy_on_host(slice.pair.pack(), slot + offset, slice.pair.src);
+            });
+          },
+          enqueue);
+    }
+    keep_host(slices, [](const Slice& slice) -> const at::TensorBase& { return slice.pair.from; });
+  }
+
+  void within(std::span<Slice*> slices) {
+    if (slices.empty()) return;
+    items_.clear();
+    for (const Slice* slice : slices) {
+      keep_device_memory(slice->pair.from, stream_);
+      keep_device_memory(slice->pair.to, stream_);
+      add_runs(slice->pair.block, slice->pair.dst, slice->pair.src);
+    }
+    enqueue_items(CopyKind::kDeviceToDevice, nullptr);
+  }
+
+  void down(std::span<Slice*> slices) {
+    while (!slices.empty()) {
+      std::size_t count = 0;
+      std::size_t nbytes = 0;
+      for (; count < slices.size(); ++count) {
+        const std::size_t end = reserve(*slices[count], nbytes);
+        if (end > kPieceNbytes && nbytes > 0) break;
+        nbytes = end;
+      }
+      down_piece(slices.first(count), nbytes);
+      slices = slices.subspan(count);
+    }
+  }
+
+  void down_piece(std::span<Slice*> slices, std::size_t staged_nbytes) {
+    for (const Slice* slice : slices) keep_device_memory(slice->pair.from, stream_);
+    PinnedBuffer staging;
+    if (staged_nbytes > 0) {
+      staging = PinnedBuffer(context_.runtime(), stream_.device, staged_nbytes);
+    }
+    items_.clear();
+    place(slices, [&](const Slice& slice, std::size_t offset) {
+      if (slice.through_staging) {
+        add_runs(slice.pair.pack(), staging.bytes() + offset, slice.pair.src);
+      } else {
+        add_runs(slice.pair.block, slice.pair.dst, slice.pair.src);
+      }
+    });
+    try {
+      enqueue_items(CopyKind::kDeviceToHost, staging ? staging.data() : slices.front()->pair.dst);
+      keep_host(slices, [](const Slice& slice) -> const at::TensorBase& { return slice.pair.to; });
+      if (!staging) return;
+      record().synchronize();
+    } catch (...) {
+      staging.leak();  // the copies may still run
+      throw;
+    }
+    place(slices, [&](const Slice& slice, std::size_t offset) {
+      if (!slice.through_staging) return;
+      copy_on_host(slice.pair.unpack(), slice.pair.dst, staging.bytes() + offset);
+    });
+  }
+
+  // -- what they share -----------------------------------------------------------------------
+  // Where a staged slice begins behind `nbytes` of others: as its device side lies, so that
+  // both are aligned alike and neighbours stay neighbours.
+  static std::size_t begin_of(const Slice& slice, std::size_t nbytes) {
+    const void* on_device = slice.route == Route::kUp ? static_cast<const void*>(slice.pair.dst)
+                                                      : static_cast<const void*>(slice.pair.src);
+    return nbytes + ((reinterpret_cast<std::uintptr_t>(on_device) - nbytes) & 15);
+  }
+  static std::size_t reserve(const Slice& slice, std::size_t nbytes) {
+    return slice.through_staging ? begin_of(slice, nbytes) + slice.pair.block.nbytes() : nbytes;
+  }
+  template <typename Visit>
+  static void place(std::span<Slice*> slices, Visit visit) {
+    std::size_t nbytes = 0;
+    for (const Slice* slice : slices) {
+      visit(*slice, slice->through_staging ? begin_of(*slice, nbytes) : 0);
+      nbytes = reserve(*slice, nbytes);
+    }
+  }
+
+  void add_runs(const BlockPair& block, std::byte* dst, const std::byte* src) {
+    const std::size_t nbytes = block.run_nbytes();
+    block.for_each_run([&](std::int64_t from, std::int64_t to) {
+      items_.push_back({dst + to, src + from, nbytes});
+    });
+  }
+
+  // Enqueues items_. Where it throws, nothing is in flight.
+  void enqueue_items(CopyKind kind, const void* host_side) {
+    const PlanLimits limits = limits_on(context_, stream_, capture_, host_side);
+    plan_.plan(items_, kind, CostTable::current(stream_.device).of(kind), limits);
+    std::size_t enqueued = 0;
+    try {
+      execute(context_.runtime(), stream_, kind, plan_, &enqueued);
+    } catch (...) {
+      if (enqueued > 0) settle();
+      throw;
+    }
+  }
+
+  // After an error: waits for what is in flight, so that nothing is.
+  void settle() noexcept {
+    try {
+      context_.runtime().synchronize_stream(stream_.device, stream_.handle);
+    } catch (...) {  // the first error is the one to report
+    }
+  }
+
+  // Keeps the host tensors that the transfers themselves use.
+  template <typename Tensor>
+  void keep_host(std::span<Slice*> slices, Tensor tensor) {
+    Event behind;
+    try {
+      for (const Slice* slice : slices) {
+        if (slice->through_staging) continue;
+        keep_host_memory(tensor(*slice), stream_, context_, [&] {
+          if (!behind) behind = record();
+          return behind;
+        });
+      }
+    } catch (...) {
+      settle();
+      throw;
+    }
+  }
+
+  Event record() {
+    Event event = context_.events().acquire();
+    event.record(stream_.handle);
+    return event;
+  }
+
+  const StreamRef stream_;
+  const CopySliceOptions& options_;
+  DeviceContext& context_;
+  const CaptureStatus capture_;
+  std::vector<CopyItem> items_;
+  CopyPlan plan_;
+};
+
+// The one device that the slices are of, or -1.
+int device_of(std::span<const Slice> slices) {
+  int device = -1;
+  for (std::size_t i = 0; i < slices.size(); ++i) {
+    for (const at::TensorBase* tensor : {&slices[i].pair.from, &slices[i].pair.to}) {
+      if (!tensor->is_cuda()) continue;
+      const int index = tensor->device().index();
+      STAGING_EXPECTS(device < 0 || device == index,
+                      "the device tensors of slices must be on one device, got cuda:", device,
+                      " and, in slices[", i, "], cuda:", index, "; make one call for each");
+      device = index;
+    }
+  }
+  return device;
+}
+
+#endif  // STAGING_WITH_CUDA
+
+SlicePair make_named_pair(const SliceArguments& slice, std::size_t index) {
+  const std::string where = "slices[" + std::to_string(index) + "]: ";
+  try {
+    return make_slice_pair(slice.from, slice.to, slice.length);
+  } catch (const TypeMismatch& error) {
+    throw TypeMismatch(where + error.what());
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(where + error.what());
+  }
+}
+
+void check_places(const SlicePair& pair, std::size_t index) {
+  const auto supported = [](const at::TensorBase& tensor) {
+#if defined(STAGING_WITH_CUDA)
+    if (tensor.is_cuda()) return true;
+#endif
+    return tensor.is_cpu();
+  };
+  if (supported(pair.from) && supported(pair.to)) return;
+  throw TypeMismatch(::staging::detail::join_message(
+      "slices[", index, "]: copy_slices copies between CPU and CUDA tensors, got ",
+      pair.from.device(), " and ", pair.to.device()));
+}
+
+}  // namespace
+
+void copy_slices(std::span<const SliceArguments> arguments, const CopySliceOptions& options) {
+  std::vector<Slice> slices;
+  slices.reserve(arguments.size());
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    SlicePair pair = make_named_pair(arguments[i], i);
+    check_places(pair, i);
+    if (!pair.nothing_to_do()) slices.push_back({.pair = std::move(pair)});
+  }
+  if (slices.empty()) return;
+#if defined(STAGING_WITH_CUDA)
+  const int device = device_of(slices);
+  if (device >= 0) {
+    Runtime::check_not_forked();
+    StreamRef stream = current_stream(device);
+    if (options.stream) stream.handle = *options.stream;
+    const DeviceScope scope(Runtime::get(), device);
+    DeviceSlices on_device(stream, options);
+    on_device.route(slices);
+    for (Slice& slice : slices) slice.pair.to.unsafeGetTensorImpl()->bump_version();
+    on_device.run(slices);
+    return;
+  }
+#else
+  (void)options;
+#endif
+  for (Slice& slice : slices) {
+    slice.pair.to.unsafeGetTensorImpl()->bump_version();
+    copy_on_host(slice.pair.block, slice.pair.dst, slice.pair.src);
+  }
+}
+
+}  // namespace staging::torch_ops
