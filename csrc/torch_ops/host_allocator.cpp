@@ -31,8 +31,10 @@ namespace {
 std::atomic<bool> owner{false};
 std::atomic<ThrowInterrupt> throw_interrupt{nullptr};
 
+// Looked up once: every non-blocking copy of PyTorch's asks it.
 PinnedPool& pool() {
-  return PinnedPool::get(Runtime::get());
+  static PinnedPool& of_process = PinnedPool::get(Runtime::get());
+  return of_process;
 }
 
 // The device whose context registers memory: one that has a context, so that pinning makes
