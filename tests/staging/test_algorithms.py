@@ -98,9 +98,7 @@ def test_without_the_package_blake3_comes_from_the_extension():
         "assert type(hasher).__module__.startswith('staging'), type(hasher)\n"
         "print(algorithms.digest_bytes('blake3', b'abc').hex())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == blake3.blake3(b"abc").hexdigest(), done.stderr
 
 
@@ -110,9 +108,7 @@ def test_without_its_package_an_algorithm_says_what_to_install():
         "from staging import algorithms\n"
         "algorithms.new_hasher('xxh3_128')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "pip install 'tensor-staging[hash]'" in done.stderr
 
 

@@ -394,9 +394,7 @@ for algorithm in ("blake3", "sha256", "xxh3_128"):
     tensor_digest(view, algorithm)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 4096, "KiB"
 
 

@@ -13,9 +13,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("blake3")
 pytest.importorskip("xxhash")
 
+import staging  # noqa: E402
 from staging import TensorHasher, content_key, sim, tensor_hexdigest  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
+# Where the package that is tested lies: the checkout, or site-packages.
+PACKAGE_ROOT = Path(staging.__file__).resolve().parents[1]
 
 
 def request_of(device: str) -> dict[str, object]:
@@ -123,7 +125,7 @@ def test_equal_content_has_equal_keys_on_every_device():
 
 def test_equal_content_has_equal_keys_in_every_process():
     code = (
-        "import sys; sys.path.insert(0, 'tests/staging')\n"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from test_hasher import content_key, request_of\n"
         "print(content_key(request_of('cpu')))"
     )
@@ -131,8 +133,8 @@ def test_equal_content_has_equal_keys_in_every_process():
     for hash_seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", code],
-            capture_output=True, text=True, cwd=ROOT, check=True,
-            env={"PYTHONHASHSEED": hash_seed, "PATH": "", "PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True, check=True,
+            env={"PYTHONHASHSEED": hash_seed, "PATH": "", "PYTHONPATH": str(PACKAGE_ROOT)},
         )  # fmt: skip
         keys.add(done.stdout.strip())
     assert keys == {content_key(request_of("cpu"))}
