@@ -56,9 +56,9 @@ def copy_slice(
     from_tensor: torch.Tensor,
     to_tensor: torch.Tensor,
     length: int,
-    *,
-    snapshot: bool = False,
-    stream: torch.cuda.Stream | None = None,
+    snapshot: bool,
+    stream: torch.cuda.Stream | None,
+    /,
 ) -> torch.Tensor: ...
 def copy_slices(
     slices: Iterable[tuple[torch.Tensor, torch.Tensor, int]],
