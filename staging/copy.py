@@ -99,8 +99,8 @@ def copy_slices(
     Notes
     -----
     Neighbours become one transfer; small slices share one kernel launch or one batch, as
-    the machine's cost table says is quickest (``python -m staging calibrate``). Bytes of
-    pageable and strided sources pass through one pinned slot together.
+    a table of costs says is quickest. Bytes of pageable and strided sources pass through
+    one pinned slot together.
 
     It does not wait for the copies, except that copies into pageable memory return when
     their bytes are there, after one wait for all of them.
