@@ -62,7 +62,7 @@ test-cpu-wheel:
 	scripts/test_cpu_wheel $(PYTHON)
 
 soak: build
-	$(PY) benchmarks/staging/process/soak.py $(ARGS)
+	$(PY) -m benchmarks.staging.process.soak $(ARGS)
 
 bench: build
 	$(ON_DEVICE) -m pytest -q benchmarks $(ARGS)
