@@ -67,7 +67,7 @@ race: build
 	$(ON_DEVICE) -m pytest -q tests/staging/test_race.py --ops 100000 $(ARGS)
 
 soak: build
-	$(PY) benchmarks/staging/process/soak.py $(ARGS)
+	$(PY) -m benchmarks.staging.process.soak $(ARGS)
 
 bench: build
 	$(ON_DEVICE) -m pytest -q benchmarks $(ARGS)

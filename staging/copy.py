@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     import torch
 
+_copy_slice = _C.copy_slice
+
 
 def copy_slice(
     from_tensor: torch.Tensor,
@@ -61,7 +63,7 @@ def copy_slice(
     bytes are there. A pageable or strided source passes through pinned slots: the call
     waits for the oldest copy of the stream where those are all in flight.
     """
-    return _C.copy_slice(from_tensor, to_tensor, length, snapshot=snapshot, stream=stream)
+    return _copy_slice(from_tensor, to_tensor, length, snapshot, stream)
 
 
 def copy_slices(
@@ -97,8 +99,8 @@ def copy_slices(
     Notes
     -----
     Neighbours become one transfer; small slices share one kernel launch or one batch, as
-    the machine's cost table says is quickest (``python -m staging calibrate``). Bytes of
-    pageable and strided sources pass through one pinned slot together.
+    a table of costs says is quickest. Bytes of pageable and strided sources pass through
+    one pinned slot together.
 
     It does not wait for the copies, except that copies into pageable memory return when
     their bytes are there, after one wait for all of them.

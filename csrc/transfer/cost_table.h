@@ -1,8 +1,8 @@
 // What each way of copying costs on a machine: the numbers that a CopyPlan chooses by.
 //
 // Purpose: which of a loop of copies, one batch or one kernel is quickest differs from one
-//   machine to the next (docs/cost-table.md names the reports), so it is data: published
-//   figures by default, measured ones where `python -m staging calibrate` has stored some.
+//   machine to the next (rapidsai/cudf #15620, sgl-project/sglang #31741), so it is data:
+//   published figures by default, which a table measured on the machine can replace.
 // Owner: the process; a table that was replaced is kept, for those who still read it.
 // Thread-safety: all of it, from any thread; reading takes no lock.
 #pragma once

@@ -473,6 +473,47 @@ def test_one_buffer_from_two_threads_stays_whole(seed):
 
 
 @pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
+def test_a_copy_on_a_stream_that_captures_is_refused_and_the_next_one_works():
+    buffer = make(4)
+    buffer.copy_to_gpu()
+    torch.cuda.synchronize()
+    with pytest.raises(RuntimeError, match="captures a CUDA graph"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            buffer.copy_to_gpu()
+    torch.cuda.synchronize()
+    buffer.np[:] = 3
+    buffer.copy_to_gpu()
+    assert buffer.gpu.cpu().tolist() == [3] * 4
+
+
+@pytest.mark.cuda
+def test_another_threads_capture_in_global_mode_does_not_notice():
+    buffer = make(64 * 1024)  # several fill the ring: it queries events, and grows
+    source, target = torch.ones(8, device="cuda"), torch.zeros(8, device="cuda")
+    failures: list[BaseException] = []
+
+    def stage() -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for _ in range(50):
+                    buffer.copy_to_gpu()
+        except BaseException as error:
+            failures.append(error)
+
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        target.copy_(source)
+        thread = threading.Thread(target=stage)
+        thread.start()
+        thread.join()
+    assert not failures
+    graph.replay()
+    assert target.cpu().tolist() == [1] * 8
+
+
+@pytest.mark.cuda
 def test_a_forked_child_is_told_so():
     code = (
         "import os, torch\n"
