@@ -5,6 +5,8 @@ PYBIND11_MODULE(_C, m, pybind11::mod_gil_used()) {
   using namespace staging::bindings;
   bind_errors(m);
   bind_runtime(m);
+  bind_slow_path(m);
+  bind_fetch(m);
   bind_memory(m);
   bind_buffer(m);
   bind_copy(m);

@@ -13,16 +13,18 @@ void bind_runtime(py::module_& m) {
 #endif
   m.def("backend", [] { return Runtime::get().backend() == Backend::kCuda ? "cuda" : "host"; });
   m.def("runtime_chosen", &Runtime::chosen);
-  m.def("upload_ring_stats", [](int device) {
+  m.def("upload_stats", [](int device) {
     const UploadRingStats stats = DeviceContext::of(device).ring_stats();
-    py::dict result;
-    result["capacity_nbytes"] = stats.capacity_nbytes;
-    result["in_flight_nbytes"] = stats.in_flight_nbytes;
-    result["in_flight_slots"] = stats.in_flight_slots;
-    result["waits"] = stats.waits;
-    result["waited_us"] = stats.waited_us;
-    result["events"] = DeviceContext::of(device).events().created();
-    return result;
+    return py::make_tuple(stats.capacity_nbytes, stats.in_flight_nbytes, stats.in_flight_slots,
+                          stats.waits, stats.waited_us, DeviceContext::ring_limit(),
+                          DeviceContext::of(device).events().created(),
+                          DeviceContext::of(device).events().idle());
+  });
+  m.def("set_upload_limit", &DeviceContext::set_ring_limits);
+  m.def("upload_limit", &DeviceContext::ring_limit);
+  m.def("reap", [](int device) {
+    const py::gil_scoped_release no_gil;
+    return DeviceContext::of(device).reap();
   });
   m.def("trim", [](int device) {
     const py::gil_scoped_release no_gil;

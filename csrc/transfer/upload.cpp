@@ -5,22 +5,25 @@
 namespace staging {
 
 Event upload_snapshot(DeviceContext& context, UploadRing& ring, void* dst, const void* src,
-                      std::size_t nbytes) {
+                      std::size_t nbytes, UploadRing::Tag tag, UploadReport* report) {
   return upload_through_slot(
       context, ring, nbytes, [&](std::byte* slot) { std::memcpy(slot, src, nbytes); },
       [&](const std::byte* slot) {
         context.runtime().copy_async(context.device(), dst, slot, nbytes, CopyKind::kHostToDevice,
                                      ring.stream().handle);
-      });
+      },
+      tag, report);
 }
 
-void detail::settle_unrecorded(UploadRing& ring, const UploadRing::Slot& slot) noexcept {
+bool detail::settle_unrecorded(UploadRing& ring, const UploadRing::Slot& slot) noexcept {
   const StreamRef stream = ring.stream();
   try {
     ring.events().runtime().synchronize_stream(stream.device, stream.handle);
     ring.abandon(slot);
+    return true;
   } catch (...) {
     ring.commit(slot, {});
+    return false;
   }
 }
 
