@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <utility>
 
 #include "runtime/device_scope.h"
 #include "support/error.h"
@@ -71,7 +73,8 @@ bool GroupCopies::upload(StreamRef stream, std::span<const Part> parts) {
     std::vector<Part> alone;
     {
       CopyOrder::Turn turn(order_);
-      if (order_.members_ahead() > 0) [[unlikely]] alone = used_by_the_device(parts);
+      if (order_.members_ahead() > 0) [[unlikely]]
+        alone = used_by_the_device(parts);
       if (alone.empty()) {
         upload_in_turn(turn, stream, parts);
         break;
@@ -93,22 +96,23 @@ bool GroupCopies::upload(StreamRef stream, std::span<const Part> parts) {
 
 std::vector<GroupCopies::Part> GroupCopies::used_by_the_device(std::span<const Part> parts) {
   std::vector<Part> used;
-  std::copy_if(parts.begin(), parts.end(), std::back_inserter(used), [&](const Part& part) {
-    return members_[part.member].copies->host_in_flight();
-  });
+  std::copy_if(parts.begin(), parts.end(), std::back_inserter(used),
+               [&](const Part& part) { return members_[part.member].copies->host_in_flight(); });
   return used;
 }
 
 // Makes `stream` wait for all that the copy of `parts` must come after.
 void GroupCopies::join(CopyOrder::Turn& turn, StreamRef stream, std::span<const Part> parts) {
   turn.wait_on(stream);
-  if (order_.members_ahead() == 0) [[likely]] return;
-  for (const Part& part : parts) members_[part.member].copies->join_group(turn, stream);
+  if (order_.members_ahead() == 0) [[likely]]
+    return;
+  for (const Part& part : parts) members_[part.member].copies->join_group(stream);
 }
 
 // The copy was enqueued behind join(): who comes after it comes after what it came after.
 void GroupCopies::joined(std::span<const Part> parts) {
-  if (order_.members_ahead() == 0) [[likely]] return;
+  if (order_.members_ahead() == 0) [[likely]]
+    return;
   for (const Part& part : parts) members_[part.member].copies->joined_group();
 }
 
@@ -127,8 +131,7 @@ std::size_t GroupCopies::make_runs(std::span<const Part> parts, bool across_tail
           runs_.empty() ? 0 : align_up(runs_.back().slot + runs_.back().nbytes);
       runs_.push_back({member.offset, part.nbytes, slot});
     }
-    next_offset =
-        across_tails || part.nbytes == member.nbytes ? member.next_offset : SIZE_MAX;
+    next_offset = across_tails || part.nbytes == member.nbytes ? member.next_offset : SIZE_MAX;
   }
   return runs_.empty() ? 0 : runs_.back().slot + runs_.back().nbytes;
 }
@@ -193,7 +196,7 @@ void GroupCopies::upload_in_turn(CopyOrder::Turn& turn, StreamRef stream,
   std::uint64_t copied = 0;
   for (const Part& part : parts) {
     copied += part.nbytes;
-    members_[part.member].copies->count_group_upload(part.nbytes);
+    members_[part.member].copies->uploaded_by_group(part.nbytes);
   }
   add(counts_.to_gpu, 1);
   add(counts_.to_gpu_nbytes, copied);
@@ -227,7 +230,7 @@ void GroupCopies::download(StreamRef stream, std::span<const Part> parts) {
       event.record(stream);
     } catch (...) {
       if (operations > 0 && !turn.lost(stream)) {
-        for (const Part& part : parts) members_[part.member].copies->lost_in_group(stream);
+        for (const Part& part : parts) members_[part.member].copies->lost_by_group(stream);
       }
       throw;
     }
@@ -235,7 +238,7 @@ void GroupCopies::download(StreamRef stream, std::span<const Part> parts) {
     std::uint64_t copied = 0;
     for (const Part& part : parts) {
       copied += part.nbytes;
-      if (part.nbytes > 0) members_[part.member].copies->downloaded_in_group(event, part.nbytes);
+      if (part.nbytes > 0) members_[part.member].copies->downloaded_by_group(event, part.nbytes);
     }
     turn.done(std::move(event), /*uses_host=*/false);
     add(counts_.to_cpu, 1);

@@ -17,6 +17,7 @@
 //     the next named member: the host's bytes.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>

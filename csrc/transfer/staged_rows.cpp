@@ -5,6 +5,8 @@
 #include <deque>
 #include <limits>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "kernels/row_writes.h"
 #include "runtime/device_scope.h"
@@ -86,8 +88,7 @@ class RowApplication {
         lock = std::unique_lock(piece.table->mutex_);
         locked = piece.table;
       }
-      std::memcpy(payload + piece.slot, piece.table->payload_.data() + piece.payload,
-                  piece.nbytes);
+      std::memcpy(payload + piece.slot, piece.table->payload_.data() + piece.payload, piece.nbytes);
     }
   }
 
@@ -95,10 +96,10 @@ class RowApplication {
                std::size_t* enqueued) const {
     const std::byte* const payload = slot + list_nbytes();
     if (pieces_.size() > 1 && context.addresses_pinned(slot)) {
-      kernels::launch_row_writes(context.runtime(), stream.device, stream.handle,
-                                 {reinterpret_cast<const RowWrite*>(slot),
-                                  reinterpret_cast<const unsigned char*>(payload),
-                                  static_cast<std::uint32_t>(pieces_.size())});
+      kernels::launch_row_writes(
+          context.runtime(), stream.device, stream.handle,
+          {reinterpret_cast<const RowWrite*>(slot), reinterpret_cast<const unsigned char*>(payload),
+           static_cast<std::uint32_t>(pieces_.size())});
       ++*enqueued;
       return;
     }
@@ -142,12 +143,12 @@ class RowApplication {
       sorted.clear();
       AddressRanges written;
       for (auto piece = whole.rbegin(); piece != whole.rend(); ++piece) {
-        written.for_each_gap(piece->dst, piece->nbytes, [&](const std::byte* begin,
-                                                            std::size_t nbytes) {
-          const auto skipped = static_cast<std::size_t>(begin - piece->dst);
-          sorted.push_back(
-              {piece->table, piece->dst + skipped, nbytes, piece->payload + skipped, 0});
-        });
+        written.for_each_gap(
+            piece->dst, piece->nbytes, [&](const std::byte* begin, std::size_t nbytes) {
+              const auto skipped = static_cast<std::size_t>(begin - piece->dst);
+              sorted.push_back(
+                  {piece->table, piece->dst + skipped, nbytes, piece->payload + skipped, 0});
+            });
         written.add(piece->dst, piece->nbytes);
       }
       std::sort(sorted.begin(), sorted.end(), by_destination);
@@ -192,8 +193,8 @@ void StagedRows::stage(std::int64_t row, std::int64_t start, const void* values,
   const std::size_t payload = payload_.size();
   payload_.insert(payload_.end(), bytes, bytes + nbytes);
   try {
-    writes_.push_back({static_cast<std::size_t>(row * cols_ + start) * element_nbytes_, nbytes,
-                       payload});
+    writes_.push_back(
+        {static_cast<std::size_t>(row * cols_ + start) * element_nbytes_, nbytes, payload});
   } catch (...) {
     payload_.resize(payload);
     throw;
@@ -273,8 +274,7 @@ void apply_rows(std::span<StagedRows* const> tables, StreamRef stream) {
   Event event;
   try {
     event = upload_through_slot(
-        context, *ring, application.slot_nbytes(),
-        [&](std::byte* slot) { application.fill(slot); },
+        context, *ring, application.slot_nbytes(), [&](std::byte* slot) { application.fill(slot); },
         [&](const std::byte* slot, std::size_t* enqueued) {
           application.enqueue(context, stream, slot, enqueued);
         },
