@@ -4,7 +4,9 @@
 #   make bench   run the benchmarks
 #   make lint    style, types, layout
 #   make build   only build
+#   make test-sanitized  the C++ tests under ASan with UBSan, and under TSan
 #   make test-cpu-wheel  build a wheel for the CPU build of torch and test it installed
+#   make race    100,000 random operations on buffers for each schedule
 #   make soak    the long runs of which CI does a little
 #
 # PYTHON=python3.12 picks the interpreter, TORCH='torch==2.13.0' the torch to install,
@@ -20,7 +22,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 # Over the simulated device where this machine has no GPU; see scripts/on_device.
 ON_DEVICE := scripts/on_device $(PY)
 
-.PHONY: build demo test test-python test-core test-cpu-wheel bench lint format soak clean
+.PHONY: build demo test test-python test-core test-sanitized test-cpu-wheel bench lint format soak race clean
 .DEFAULT_GOAL := build
 
 $(VENV)/.torch:
@@ -36,7 +38,7 @@ $(VENV)/.deps: $(VENV)/.torch pyproject.toml scripts/install_deps
 SOURCES := $(shell find csrc staging tests/csrc benchmarks/csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name 'CMakeLists.txt' 2>/dev/null)
 
 $(VENV)/.built: $(VENV)/.deps $(SOURCES) CMakeLists.txt setup.py
-	STAGING_TESTS=1 $(PY) setup.py --quiet build_ext --inplace
+	$(PY) setup.py --quiet build_ext --inplace
 	touch $@
 
 build: $(VENV)/.built
@@ -47,13 +49,22 @@ demo: build
 test: test-core test-python
 
 test-core: build
-	scripts/test_core $(PY)
+	scripts/test_core $(abspath $(PY))
+
+# The same under AddressSanitizer with UBSan, and under ThreadSanitizer.
+test-sanitized: build
+	scripts/test_core $(abspath $(PY)) -DSTAGING_SANITIZE=address,undefined
+	scripts/test_core $(abspath $(PY)) -DSTAGING_SANITIZE=thread
 
 test-python: build
 	$(ON_DEVICE) -m pytest $(ARGS)
 
 test-cpu-wheel:
 	scripts/test_cpu_wheel $(PYTHON)
+
+# Every operation of the race test, some minutes.
+race: build
+	$(ON_DEVICE) -m pytest -q tests/staging/test_race.py --ops 100000 $(ARGS)
 
 soak: build
 	$(PY) benchmarks/staging/process/soak.py $(ARGS)

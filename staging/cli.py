@@ -7,6 +7,7 @@ run, so that ``python -m staging sim`` starts a program without loading torch tw
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -56,5 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command is None:
         print(f"staging: unknown command {argv[0]!r}\n\n{usage()}", file=sys.stderr)
         return 2
+    if argv[0] == "serve":
+        # Until its own handlers stand, Ctrl-C simply ends it. The KeyboardInterrupt of a
+        # Python that is importing can be raised inside the import machinery, which ignores
+        # it and may keep a lock.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     status = importlib.import_module(command[0]).main(argv[1:])
     return int(status)

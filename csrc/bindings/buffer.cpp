@@ -13,6 +13,7 @@
 #include "support/error.h"
 #include "support/nvtx.h"
 #include "support/slow_path.h"
+#include "torch_ops/host_allocator.h"
 #include "torch_ops/tensor_access.h"
 #include "transfer/buffer_copies.h"
 
@@ -25,9 +26,9 @@ namespace {
 // A snapshot of this size costs some 67 us of host time.
 constexpr std::size_t kHintNbytes = std::size_t{1} << 20;
 
-constexpr SlowPath kPageableDestination{
-    "pin_memory=False", "makes copy_to_cpu() wait until the bytes are there",
-    "make the buffer with pin_memory=True, or use fetch()"};
+constexpr SlowPath kPageableDestination{"pin_memory=False",
+                                        "makes copy_to_cpu() wait until the bytes are there",
+                                        "make the buffer with pin_memory=True, or use fetch()"};
 
 Reuse reuse_argument(const std::string& name) {
   if (name == "snapshot") return Reuse::kSnapshot;
@@ -170,6 +171,7 @@ class Buffer {
     }
     const StreamRef on = stream_of(stream);
     const py::gil_scoped_release no_gil;
+    torch_ops::watch_copies();  // the user may let PyTorch copy the result on
     PinnedBlock block = copies_->context().pool().allocate(nbytes, device_);
     bool lost = false;
     try {
@@ -208,6 +210,10 @@ class Buffer {
     guard_.open();
   }
 
+  bool pinned() const { return pinned_; }
+  const char* reuse() const {
+    return reuse_ == Reuse::kSnapshot ? "snapshot" : reuse_ == Reuse::kWait ? "wait" : "unchecked";
+  }
   bool in_flight() { return copies_ && copies_->host_in_flight(); }
 
   py::tuple stats() {
@@ -278,8 +284,8 @@ class Buffer {
   }
 
   StreamRef stream_of(py::handle stream) {
-    const StreamRef on = stream.is_none() ? torch_ops::current_stream(device_)
-                                          : *stream_argument(stream, device_);
+    const StreamRef on =
+        stream.is_none() ? torch_ops::current_stream(device_) : *stream_argument(stream, device_);
     if (!(on == known_stream_)) {
       // Once per change of stream: the caching allocator remembers it until it frees.
       torch_ops::keep_device_memory(gpu_, on);
@@ -410,14 +416,17 @@ void bind_buffer(py::module_& m) {
            py::arg("stream") = py::none(), kCopyToGpuDoc)
       .def("copy_to_cpu", &Buffer::copy_to_cpu, py::arg("n") = py::none(), py::kw_only(),
            py::arg("stream") = py::none(), kCopyToCpuDoc)
-      .def("_set_guard", [](py::handle self, py::object open_class, py::object guarded_class) {
-        self.cast<Buffer&>().set_guard(self, std::move(open_class), std::move(guarded_class));
-      })
+      .def("_set_guard",
+           [](py::handle self, py::object open_class, py::object guarded_class) {
+             self.cast<Buffer&>().set_guard(self, std::move(open_class), std::move(guarded_class));
+           })
       .def("_begin_fill", &Buffer::begin_fill, py::arg("n"), py::arg("stream"))
       .def("_end_fill", &Buffer::end_fill, py::arg("slot"))
       .def("_fetch", &Buffer::fetch, py::arg("n"), py::arg("stream"))
       .def("_refill", &Buffer::refill, py::arg("n"), py::arg("stream"))
       .def("_wait_host", &Buffer::wait_host)
+      .def("_pinned", &Buffer::pinned)
+      .def("_reuse", &Buffer::reuse)
       .def("_in_flight", &Buffer::in_flight)
       .def("_stats", &Buffer::stats);
 }

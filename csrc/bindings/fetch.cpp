@@ -1,5 +1,7 @@
 #include "bindings/fetch.h"
 
+#include <pybind11/stl.h>
+
 #include <chrono>
 #include <cmath>
 #include <optional>

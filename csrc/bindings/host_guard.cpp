@@ -12,9 +12,13 @@ void HostGuard::set(py::handle self, py::object open_class, py::object guarded_c
   guarded_class_ = std::move(guarded_class);
 }
 
-void HostGuard::close() noexcept { become(guarded_class_); }
+void HostGuard::close() noexcept {
+  become(guarded_class_);
+}
 
-void HostGuard::open() noexcept { become(open_class_); }
+void HostGuard::open() noexcept {
+  become(open_class_);
+}
 
 void HostGuard::become(const py::object& type) noexcept {
   if (self_ == nullptr || reinterpret_cast<PyObject*>(Py_TYPE(self_)) == type.ptr()) return;

@@ -1,4 +1,5 @@
 #include "bindings/bindings.h"
+#include "torch_ops/device_hooks.h"
 #include "transfer/device_context.h"
 
 namespace staging::bindings {
@@ -6,6 +7,7 @@ namespace staging::bindings {
 namespace py = pybind11;
 
 void bind_runtime(py::module_& m) {
+  torch_ops::install_device_hooks();
 #if defined(STAGING_WITH_CUDA)
   m.attr("built_with_cuda") = true;
 #else

@@ -69,16 +69,18 @@ bool environment_flag(const char* name) {
 
 }  // namespace
 
-py::handle staging_hint() { return hint_category; }
+py::handle staging_hint() {
+  return hint_category;
+}
 
 void warn_user(py::handle category, const std::string& message) {
   warn(category, message, find_site().level);
 }
 
 void bind_slow_path(py::module_& m) {
-  hint_category = PyErr_NewExceptionWithDoc(
-      "staging.StagingHint", "A cheaper way to do what was just done; said once.",
-      PyExc_UserWarning, nullptr);
+  hint_category = PyErr_NewExceptionWithDoc("staging.StagingHint",
+                                            "A cheaper way to do what was just done; said once.",
+                                            PyExc_UserWarning, nullptr);
   m.attr("StagingHint") = py::reinterpret_borrow<py::object>(hint_category);
   slow_path_category = PyErr_NewExceptionWithDoc(
       "staging.SlowPathWarning",

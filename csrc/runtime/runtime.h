@@ -106,6 +106,8 @@ class Runtime {
   virtual StreamHandle create_stream(int device) = 0;  // non-blocking
   virtual void destroy_stream(int device, StreamHandle stream) noexcept = 0;
   virtual void synchronize_stream(int device, StreamHandle stream) = 0;
+  // Not given to another stream of the process, unlike a handle. 0 where streams have none.
+  virtual unsigned long long stream_id(int /*device*/, StreamHandle /*stream*/) { return 0; }
   virtual void stream_wait_event(int device, StreamHandle stream, EventHandle event) = 0;
   virtual CaptureStatus capture_status(int device, StreamHandle stream) = 0;
   virtual CaptureInfo capture_info(int device, StreamHandle stream) = 0;

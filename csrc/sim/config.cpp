@@ -64,7 +64,7 @@ std::optional<Policy> find_policy(std::string_view name) noexcept {
 }
 
 const Config& config() {
-  static const Config config = read();
+  static const Config& config = *new Config(read());  // outlives static destructors
   return config;
 }
 

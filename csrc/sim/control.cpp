@@ -196,6 +196,19 @@ void staging_sim_recover() {
   Machine& machine = Machine::get();
   Lock lock(machine.mutex);
   machine.engine.recover(lock);
+  thread_state.last_error = cudaSuccess;
+}
+
+int staging_sim_device_count() {
+  return config().device_count;
+}
+int staging_sim_current_device() {
+  return thread_state.device;
+}
+
+int staging_sim_device_attribute(int* value, int attribute, int device) {
+  if (value == nullptr || device < 0 || device >= config().device_count) return -1;
+  return device_attribute(device, static_cast<cudaDeviceAttr>(attribute), value) ? 0 : -1;
 }
 
 int staging_sim_context_active(int device) {

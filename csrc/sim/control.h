@@ -76,8 +76,14 @@ struct staging_sim_objects {
 void staging_sim_objects(struct staging_sim_objects* out);
 // The error that destroyed the context, or 0.
 int staging_sim_lost(void);
-// Repairs the context, so that the next test may go on. Nothing in CUDA does this.
+// Repairs the context and clears the calling thread's last error, so that the next test may
+// go on. Nothing in CUDA does this.
 void staging_sim_recover(void);
+// How many devices there are, the calling thread's current one, and an attribute of one, for
+// the stand-in of the driver.
+int staging_sim_device_count(void);
+int staging_sim_current_device(void);
+int staging_sim_device_attribute(int* value, int attribute, int device);
 // Whether the device's primary context exists.
 int staging_sim_context_active(int device);
 // How device memory is kept from the host: "pkey" or "mprotect".

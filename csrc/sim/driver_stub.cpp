@@ -20,23 +20,21 @@ Function* runtime_function(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
 }
 
+// The stand-in's own functions rather than the runtime's: PyTorch asks for contexts at each
+// copy, which must neither count as calls nor fail once the context is lost.
 bool context_active(int device) {
   static auto* const active = runtime_function<int(int)>("staging_sim_context_active");
   return active != nullptr && active(device) != 0;
 }
 
 int current_device() {
-  static auto* const get = runtime_function<int(int*)>("cudaGetDevice");
-  int device = 0;
-  if (get != nullptr) get(&device);
-  return device;
+  static auto* const get = runtime_function<int()>("staging_sim_current_device");
+  return get == nullptr ? 0 : get();
 }
 
 int device_count() {
-  static auto* const count = runtime_function<int(int*)>("cudaGetDeviceCount");
-  int n = 0;
-  if (count != nullptr && count(&n) != 0) n = 0;
-  return n;
+  static auto* const count = runtime_function<int()>("staging_sim_device_count");
+  return count == nullptr ? 0 : count();
 }
 
 // A context's handle: never dereferenced by anybody, one for each device.
@@ -112,9 +110,10 @@ CUresult cuDeviceGetName(char* name, int nbytes, CUdevice) {
 
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
   // The runtime's attributes have the driver's numbers.
-  static auto* const get = runtime_function<int(int*, int, int)>("cudaDeviceGetAttribute");
+  static auto* const get = runtime_function<int(int*, int, int)>("staging_sim_device_attribute");
   if (get == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
-  return static_cast<CUresult>(get(value, static_cast<int>(attribute), device));
+  return get(value, static_cast<int>(attribute), device) == 0 ? CUDA_SUCCESS
+                                                              : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuCtxGetCurrent(CUcontext* context) {

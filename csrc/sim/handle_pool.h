@@ -1,25 +1,38 @@
 // Owns the objects behind CUDA's opaque handles.
 //
-// Purpose: a handle is the object's address. Memory of a dead object is kept for objects of
-//   the same type and is not reused at once, so that a stale handle is recognised instead
-//   of being taken for somebody else's.
-// Owner: the pool; objects leave it through release(). Thread-safety: the machine's lock.
+// Purpose: a handle is the object's address. Objects of one type live in one reserved range
+//   of addresses, and memory of a dead object is kept for objects of the same type and not
+//   reused at once, so that a stale handle, one of another type and one that never was a
+//   handle are all recognised.
+// Owner: the pool; there is one for each type, and objects leave it through release().
+// Thread-safety: the machine's lock.
 #pragma once
+
+#include <sys/mman.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <deque>
-#include <memory>
 #include <new>
-#include <type_traits>
 #include <utility>
-#include <vector>
 
 namespace staging::sim {
 
 template <typename T>
 class HandlePool {
  public:
+  HandlePool() {
+    // Only what is used costs memory.
+    void* const range = mmap(nullptr, kReserved, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (range == MAP_FAILED) fail("cannot reserve memory for handles");
+    slots_ = static_cast<Slot*>(range);
+  }
+  HandlePool(const HandlePool&) = delete;  // one for each type
+  HandlePool& operator=(const HandlePool&) = delete;
+
   template <typename... Args>
   T* create(Args&&... args) {
     Slot* slot = nullptr;
@@ -27,51 +40,50 @@ class HandlePool {
       slot = free_.front();
       free_.pop_front();
     } else {
-      slots_.push_back(std::make_unique<Slot>());
-      slot = slots_.back().get();
+      if (used_ == kReserved / sizeof(Slot)) fail("too many handles are alive");
+      slot = &slots_[used_++];
     }
     T* const object = new (slot->bytes) T(std::forward<Args>(args)...);
-    slot->tag = &type_tag;
+    slot->alive = true;
     ++count_;
     return object;
   }
 
   void release(T* object) {
-    Slot* const slot = slot_of(object);
-    slot->tag = nullptr;
+    Slot* const slot = reinterpret_cast<Slot*>(object);
+    slot->alive = false;
     --count_;
     object->~T();
     free_.push_back(slot);
   }
 
-  // The object, if `handle` was made by a pool of this type and is alive. A handle that
-  // never came from CUDA may fault here, as it may in CUDA.
+  // The object, if `handle` was made by this type's pool and is alive; any value may be asked.
   static T* find(const void* handle) noexcept {
-    constexpr std::uintptr_t kLowest = 4096;  // null and CUDA's special stream handles
-    const auto address = reinterpret_cast<std::uintptr_t>(handle);
-    if (address < kLowest || address % alignof(Slot) != 0) return nullptr;
-    T* const object = static_cast<T*>(const_cast<void*>(handle));
-    return slot_of(object)->tag == &type_tag ? object : nullptr;
+    const std::uintptr_t offset =
+        reinterpret_cast<std::uintptr_t>(handle) - reinterpret_cast<std::uintptr_t>(slots_);
+    if (offset >= used_ * sizeof(Slot) || offset % sizeof(Slot) != 0) return nullptr;
+    Slot& slot = slots_[offset / sizeof(Slot)];
+    return slot.alive ? std::launder(reinterpret_cast<T*>(slot.bytes)) : nullptr;
   }
 
   std::size_t count() const noexcept { return count_; }
 
  private:
+  static constexpr std::size_t kReserved = 1ULL << 30;  // bytes
   static constexpr std::size_t kQuarantine = 256;
 
-  // The tag comes first, so that a handle of another type is told apart by the same read.
   struct alignas(16) Slot {
-    const void* tag = nullptr;  // &type_tag while alive
     alignas(16) std::byte bytes[sizeof(T)];
+    bool alive;  // false in fresh memory
   };
 
-  static Slot* slot_of(T* object) noexcept {
-    return reinterpret_cast<Slot*>(reinterpret_cast<std::byte*>(object) - offsetof(Slot, bytes));
+  [[noreturn]] static void fail(const char* what) {
+    std::fprintf(stderr, "simulated device: %s\n", what);
+    std::abort();
   }
 
-  static inline const char type_tag = 0;
-
-  std::vector<std::unique_ptr<Slot>> slots_;
+  static inline Slot* slots_ = nullptr;
+  static inline std::size_t used_ = 0;
   std::deque<Slot*> free_;
   std::size_t count_ = 0;
 };

@@ -24,6 +24,7 @@ import io
 import logging
 import multiprocessing.context
 import multiprocessing.popen_spawn_posix
+import multiprocessing.process
 import os
 import select
 import signal
@@ -204,6 +205,7 @@ class _Launch(multiprocessing.popen_spawn_posix.Popen):
         self.pidfd = -1
         self.was_reaped_elsewhere = False
         self._is_settled = False
+        self._notes: list[tuple[Any, ...]] = []
         super().__init__(process_obj)
 
     def _launch(self, process_obj: ChildProcess) -> None:
@@ -265,6 +267,12 @@ class _Launch(multiprocessing.popen_spawn_posix.Popen):
             with self._lock:
                 if not self._settled():
                     self._settle()
+            # Not under the lock: a log handler's own lock may be held by whoever waits
+            # for this one, in a finalizer.
+            with contextlib.suppress(IndexError):  # another thread logs them, too
+                while True:
+                    level, message, *args = self._notes.pop(0)
+                    logger.log(level, message, *args)
         return self.returncode
 
     def _settled(self) -> bool:
@@ -320,8 +328,10 @@ class _Launch(multiprocessing.popen_spawn_posix.Popen):
                     return
                 self._kill_leftovers(groups=())
                 self.was_reaped_elsewhere = True
-                logger.warning(
-                    "Process %d was reaped by somebody else: its exit code is unknown", self.pid
+                self._leave_active_children()
+                self._note(
+                    logging.WARNING,
+                    "Process %d was reaped by somebody else: its exit code is unknown",
                 )
             else:
                 if code is None:
@@ -333,15 +343,23 @@ class _Launch(multiprocessing.popen_spawn_posix.Popen):
         self._guard.remove_child(self._mark)
         self._is_settled = True
 
+    def _leave_active_children(self) -> None:
+        # multiprocessing waits for an exit code before it takes a child for ended.
+        children = multiprocessing.process._children  # type: ignore[attr-defined]
+        children.difference_update([child for child in children if child._popen is self])
+
     def _kill_leftovers(self, groups: Collection[int]) -> None:
         try:
             killed = descendants.kill_family([self._mark], groups=groups, since=self._start)
-        except Exception:
-            logger.warning("Cannot look for what process %d left", self.pid, exc_info=True)
+        except Exception as error:
+            self._note(logging.WARNING, "Cannot look for what process %d left: %r", error)
             return
         if killed:
             pids = ", ".join(str(stat.pid) for stat in killed)
-            logger.info("Killed what process %d left running: %s", self.pid, pids)
+            self._note(logging.INFO, "Killed what process %d left running: %s", pids)
+
+    def _note(self, level: int, message: str, *args: object) -> None:
+        self._notes.append((level, message, self.pid, *args))
 
 
 def _close_all(fds: list[int]) -> None:

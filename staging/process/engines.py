@@ -80,7 +80,7 @@ class EngineProcessManager:
         logger.info("Started %d engine processes", num_engines)
 
     def monitor_engine_liveness(self) -> None:
-        """Wait until an engine ends, then end the others; return at once after `shutdown`.
+        """Wait until an engine ends, then end the others; return soon after `shutdown`.
 
         ``failed_proc_name`` is set before the others are ended if the engine that ended
         did so by itself with another exit code than 0. Call it in a thread;
@@ -111,7 +111,9 @@ class EngineProcessManager:
         finally:
             for fd in watched:
                 os.close(fd)
-        self.shutdown()
+        if not self._stopping.is_set():
+            # Else somebody ends them already, and may have given them more time.
+            self.shutdown()
 
     def shutdown(self, timeout: float | None = None) -> ShutdownReport:
         """End the engines; see `staging.process.shutdown`. It may be called again.

@@ -149,21 +149,31 @@ class Guard:
             Wardens end as soon as they are started.
         """
         with self._lock:
-            if self.owner != os.getpid():
-                return
-            if self._link is not None and self._link.has_ended:
-                if self._link.pid:  # else its start was interrupted
-                    age = time.monotonic() - self._link.started
-                    self._false_starts = self._false_starts + 1 if age < _FALSE_START else 0
-                    logger.warning("The warden (PID: %d) has ended", self._link.pid)
-                self._retire()
-            if self._link is None and (self._expected or self._children or self._paths):
-                if self._false_starts >= _FALSE_STARTS:
-                    raise RuntimeError(
-                        f"the warden ended {self._false_starts} times right after its start; "
-                        f"run {spawn.get_executable()!r} -S -c 'import socket' to see why"
-                    )
-                self._start()
+            lost = self._ensure()
+        # Not under the lock: a log handler's own lock may be held by whoever waits for
+        # this one, in a finalizer.
+        if lost:
+            logger.warning("The warden (PID: %d) has ended and is replaced", lost)
+
+    def _ensure(self) -> int:
+        """As `check`; return the pid of a warden that has ended. LOCK: _lock."""
+        lost = 0
+        if self.owner != os.getpid():
+            return lost
+        if self._link is not None and self._link.has_ended:
+            lost = self._link.pid
+            if lost:  # else its start was interrupted
+                age = time.monotonic() - self._link.started
+                self._false_starts = self._false_starts + 1 if age < _FALSE_START else 0
+            self._retire()
+        if self._link is None and (self._expected or self._children or self._paths):
+            if self._false_starts >= _FALSE_STARTS:
+                raise RuntimeError(
+                    f"the warden ended {self._false_starts} times right after its start; "
+                    f"run {spawn.get_executable()!r} -S -c 'import socket' to see why"
+                )
+            self._start()
+        return lost
 
     def _tell(self, packet: bytes, fd: int | None = None) -> None:
         if self.owner != os.getpid():
@@ -173,7 +183,7 @@ class Guard:
             self._link.kill()
             self._link.reap(_LEAVE_TIMEOUT)
             self._retire()
-        self.check()
+        self._ensure()
 
     def _start(self) -> None:
         link = self._link = _Link()

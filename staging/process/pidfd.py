@@ -9,6 +9,7 @@ from any thread.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import select
@@ -32,7 +33,16 @@ def open_pidfd(pid: int) -> int:
     OSError
         The kernel has no pidfds (before 5.3), or a sandbox forbids them.
     """
-    return os.pidfd_open(pid)
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in {errno.ENOSYS, errno.EPERM}:
+            raise OSError(
+                error.errno,
+                "pidfd_open(2) is refused: processes are watched by pidfd, which needs Linux 5.4 "
+                "and a seccomp profile that allows it",
+            ) from None
+        raise
 
 
 def send_signal(pidfd: int, signum: int) -> bool:

@@ -76,6 +76,7 @@ class _Signals:
             # nohup ignores SIGHUP for those it starts.
             if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, _do_nothing)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
 
     def take(self) -> list[signal.Signals]:
         """Return those that have come since the last call."""
@@ -286,6 +287,7 @@ class _Server:
         from staging.process.engines import EngineProcessManager
         from staging.process.serve_worker import ServeArgs, serve_worker
         from staging.process.status_board import StatusBoard
+        from staging.process.wait import wait_for_completion_or_failure
 
         options = self._options
         self._sock, self._url = _listen(options.host, options.port)
@@ -331,7 +333,7 @@ class _Server:
                 serve_worker,
             )
             listeners.hand_over()
-        self._waiting = _Thread("staging-wait", self._wait)
+        self._waiting = _Thread("staging-wait", lambda: self._wait(wait_for_completion_or_failure))
 
     def _check_signals(self) -> None:
         taken = self._signals.take()
@@ -340,12 +342,9 @@ class _Server:
 
     # -- serve ------------------------------------------------------------------------
 
-    def _wait(self) -> None:
-        from staging.process.wait import wait_for_completion_or_failure
-
-        assert self._servers is not None
+    def _wait(self, wait: Callable[..., None]) -> None:
         try:
-            wait_for_completion_or_failure(self._servers, self._engines)
+            wait(self._servers, self._engines)
         except BaseException as error:
             self._verdict = error
 

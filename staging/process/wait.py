@@ -201,6 +201,9 @@ class _Watched:
             return
         if self.pid is None:
             raise ValueError(f"process {self.name} has not been started")
+        if not self._claims_to_live():
+            self._note_end(exit_code_of(proc))
+            return
         self._open()
         self.update()
 
@@ -239,7 +242,8 @@ class _Watched:
 
     def _claims_to_live(self) -> bool:
         try:
-            return bool(self._proc.is_alive())
+            is_alive = getattr(self._proc, "is_alive", None)
+            return bool(is_alive()) if is_alive is not None else self._proc.exitcode is None
         except ValueError:  # closed while we waited
             return False
 

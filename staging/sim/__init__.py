@@ -303,6 +303,9 @@ class Counts(Mapping[str, int]):
             raise KeyError(f"{name!r} is not an entry point of the simulated device")
         return self._made().get(name, 0)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._made()
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._made())
 

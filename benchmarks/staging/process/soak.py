@@ -17,6 +17,7 @@ import os
 import pathlib
 import platform
 import random
+import signal
 import statistics
 import sys
 import time
@@ -154,6 +155,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     arguments = parser.parse_args(argv)
 
+    # So that an interrupted soak, too, ends what it has started.
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     names = arguments.scenario or list(process_scenarios.SCENARIOS)
     verdicts = 10 * arguments.rounds if arguments.verdicts is None else arguments.verdicts
     port = process_scenarios.free_port()

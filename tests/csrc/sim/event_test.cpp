@@ -70,6 +70,18 @@ TEST_F(Event, AHandleThatWasDestroyedIsRecognised) {
   CUDA_ERROR(cudaEventQuery(nullptr), cudaErrorInvalidResourceHandle);
 }
 
+TEST_F(Event, WhatNeverWasAHandleIsRecognised) {
+  TestStream stream;
+  int local = 0;
+  for (void* const value : {static_cast<void*>(&local), reinterpret_cast<void*>(0x1234567800),
+                            static_cast<void*>(stream.handle)}) {
+    CUDA_ERROR(cudaEventQuery(static_cast<cudaEvent_t>(value)), cudaErrorInvalidResourceHandle);
+  }
+  TestEvent event;
+  CUDA_ERROR(cudaStreamSynchronize(reinterpret_cast<cudaStream_t>(event.handle)),
+             cudaErrorInvalidResourceHandle);
+}
+
 TEST_F(Event, MeasuresTimeUnlessToldNotTo) {
   TestEvent start(cudaEventDefault), end(cudaEventDefault), untimed;
   TestStream stream;

@@ -106,6 +106,7 @@ def test_an_unknown_exit_code_is_none_and_the_process_is_not_alive(household):
     assert connection.wait([process.sentinel], 20)
     assert process.exitcode is None
     assert not process.is_alive()
+    assert process not in multiprocessing.active_children()
     process.join()
     process.terminate()
 
@@ -218,6 +219,7 @@ class Interruption(BaseException):
     pass
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupted_start_leaves_nothing(household):
     """At any moment of it: the pid of a child that was just forked may be lost."""
     seed = random.randrange(1 << 30)

@@ -50,7 +50,8 @@ def test_engines_are_named_by_their_index(engines, tmp_path):
 
 def test_one_that_dies_is_named_before_the_others_are_ended(engines, tmp_path, monkeypatch):
     manager = engines("ignore ready sleep=1000")
-    wait_for((tmp_path / "ready-EngineCore_1").exists)
+    for i in range(2):
+        wait_for((tmp_path / f"ready-EngineCore_{i}").exists)
     thread = monitored(manager)
     os.kill(manager.processes[1].pid, signal.SIGKILL)
     wait_for(lambda: manager.failed_proc_name is not None)
@@ -83,6 +84,19 @@ def test_a_shutdown_ends_the_monitor_and_is_no_failure(engines, tmp_path):
     assert not thread.is_alive()
     assert manager.failed_proc_name is None
     assert {r.outcome for r in report.processes} == {"terminated"}
+
+
+def test_the_monitor_does_not_shorten_the_time_that_a_shutdown_gives(engines, tmp_path):
+    manager = EngineProcessManager(process_targets.linger_by_index, 2, (str(tmp_path),))
+    thread = monitored(manager)
+    for i in range(2):
+        wait_for((tmp_path / f"ready-{i}").exists)
+    begin = time.monotonic()
+    # One ends at once; the monitor sees that, and the other needs longer than five seconds.
+    report = manager.shutdown(60)
+    thread.join()
+    assert time.monotonic() - begin > 5
+    assert {r.exitcode for r in report.processes} == {0}
 
 
 def test_one_that_is_reaped_elsewhere_is_a_failure(engines, tmp_path):

@@ -32,6 +32,15 @@ def test_it_is_not_inheritable(child):
     assert not os.get_inheritable(child[1])
 
 
+def test_a_kernel_without_pidfds_is_an_error_that_says_so(monkeypatch):
+    def refuse(pid, flags=0):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with pytest.raises(OSError, match=r"needs Linux 5\.4"):
+        pidfd.open_pidfd(os.getpid())
+
+
 def test_a_running_child_has_no_exit_code(child):
     assert pidfd.exit_code(child[1]) is None
     assert not pidfd.has_ended(child[1])

@@ -26,6 +26,9 @@ APPS = pathlib.Path(__file__).parent / "apps"
 
 ECHO = "staging.process.echo_app:app"
 
+# How often a test that depends on the moment is repeated; a soak does it more often.
+ROUNDS = int(os.environ.get("STAGING_SOAK_ROUNDS", "3"))
+
 pytestmark = pytest.mark.usefixtures("household")
 
 
@@ -126,11 +129,14 @@ def test_requests_go_through_every_worker_to_every_engine_and_back(start):
     server = start(ECHO, "--api-servers", "3", "--engines", "2").until_ready()
     payload = bytes(range(256)) * 400
     workers, engines = set(), set()
-    connections = [server.connect() for _ in range(6)]  # held, so that every worker gets some
-    for connection in connections:
+    connections = []
+    while workers != {"0", "1", "2"} and len(connections) < 60:
+        # Held, so that the next one goes to another worker: at once, unless the machine is
+        # so busy that the worker whose turn it is takes more than 50 ms to accept.
+        connections.append(server.connect())
         for _ in range(2):
-            connection.request("POST", "/echo", payload)
-            answer = connection.getresponse()
+            connections[-1].request("POST", "/echo", payload)
+            answer = connections[-1].getresponse()
             assert answer.status == 200
             assert answer.read() == payload
             workers.add(answer.headers["x-worker"])
@@ -144,7 +150,8 @@ def test_requests_go_through_every_worker_to_every_engine_and_back(start):
     assert names == ["EngineCore_0", "EngineCore_1", "ApiServer_0", "ApiServer_1", "ApiServer_2"]
     assert all(entry["state"] == "ready" for entry in report["processes"])
     assert all(entry["condition"] == "running" for entry in report["processes"])
-    assert sum(entry["requests"] for entry in report["processes"]) == 12
+    requests = sum(entry["requests"] for entry in report["processes"])
+    assert requests == 2 * len(connections)
     assert all(entry["rss_bytes"] > 2**20 for entry in report["processes"])
     assert server.ask("GET", "/ready")[0] == 200
     assert server.ask("POST", "/ready")[0] == 405
@@ -270,17 +277,29 @@ def test_what_has_to_be_killed_at_the_deadline_is_named_and_a_failure(start):
     assert "EngineCore_0 did not end within its deadline" in server.text()
 
 
+def lost_by_python(server):
+    """Whether Python's own start swallowed a SIGINT, as it can before it runs any program."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.process.wait(20)
+    return server.process.poll() is None and "Exception ignored in" in server.text()
+
+
+@pytest.mark.timeout(60 + 20 * ROUNDS)
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_at_a_random_moment_of_start_up_leaves_nothing(start, household, signum):
     seed = random.randrange(2**32)
     rng = random.Random(seed)
-    for _ in range(3):
+    for _ in range(ROUNDS):
         server = start(ECHO, "--api-servers", "2")
         time.sleep(rng.uniform(0, 1.2))
         server.send(signum)
+        if signum == signal.SIGINT and lost_by_python(server):
+            server.send(signum)
         code = server.exit_code()
-        # Before its handlers stand there is nothing that it could have started.
-        assert code in {0, -signum, 128 + signum}, f"seed {seed}: {code}\n{server.text()}"
+        # Before its handlers stand there is nothing that it could have started; Python
+        # itself ends with 1 where SIGINT breaks its own start off.
+        allowed = {0, -signum, 128 + signum} | ({1} if "listening" not in server.text() else set())
+        assert code in allowed, f"seed {seed}: {code}\n{server.text()}"
         household.expect_empty()
 
 

@@ -278,6 +278,7 @@ def test_an_interruption_escalates_and_leaves_nothing_alive(start, kind, alarm):
     assert all(is_reaped(process.pid) for process in processes)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_storm_of_interruptions_leaves_nothing_alive(start, alarm):
     processes = [start("ignore ready sleep=1000") for _ in range(3)]
     alarm(0.01, 0.02)
@@ -290,6 +291,7 @@ def test_a_storm_of_interruptions_leaves_nothing_alive(start, alarm):
     assert all(is_reaped(process.pid) for process in processes)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interruption_at_any_moment_leaves_nothing_alive(start, alarm):
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)

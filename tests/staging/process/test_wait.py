@@ -342,6 +342,18 @@ def test_a_process_without_a_descriptor_is_asked_again_and_again():
     assert waiter.result().startswith("Process fake")
 
 
+def test_the_least_that_a_process_may_have_is_enough(household):
+    reader, writer = os.pipe()
+    fake = types.SimpleNamespace(name="fake", pid=os.getppid(), sentinel=reader, exitcode=None)
+    waiter = Waiter(servers(fake))
+    time.sleep(0.1)
+    assert not waiter.is_over
+    fake.exitcode = 3
+    os.close(writer)
+    assert waiter.result() == f"Process fake (PID: {fake.pid}) died with exit code 3"
+    os.close(reader)
+
+
 def test_a_closed_pipe_is_not_an_end(household):
     reader, writer = os.pipe()
     os.close(writer)

@@ -217,3 +217,15 @@ def echo_once(listen_address: str, sock: object, args: object, config: dict[str,
         router.send_multipart([identity, request + b" " + pull.recv()])
         router.close()
         pull.close()
+
+
+def linger_by_index(folder: str, *, engine_index: int) -> None:
+    """Take 5.5 s for the end after SIGTERM, unless this is the first engine."""
+
+    def on_sigterm(signum: int, frame: object) -> None:
+        time.sleep(5.5 * engine_index)
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+    announce(folder, f"ready-{engine_index}")
+    sleep_on()
