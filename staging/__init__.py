@@ -25,8 +25,13 @@ _EXPORTS = {
     "StagingHint": "staging.strictness",
     "StrictError": "staging.strictness",
     "UploadStats": "staging.uploads",
+    "DigestHandle": "staging.digest",
+    "TensorHasher": "staging.hasher",
+    "content_key": "staging.hasher",
     "copy_slice": "staging.copy",
     "copy_slices": "staging.copy",
+    "digest_async": "staging.digest",
+    "digests_async": "staging.digest",
     "install_pinned_allocator": "staging.memory",
     "nvtx_ranges": "staging.tracing",
     "pin": "staging.memory",
@@ -39,6 +44,9 @@ _EXPORTS = {
     "strict": "staging.strictness",
     "tensor_data": "staging.data",
     "upload_stats": "staging.uploads",
+    "tensor_digest": "staging.digest",
+    "tensor_digests": "staging.digest",
+    "tensor_hexdigest": "staging.digest",
 }
 
 if TYPE_CHECKING:
@@ -47,9 +55,17 @@ if TYPE_CHECKING:
     from staging.copy import copy_slice as copy_slice
     from staging.copy import copy_slices as copy_slices
     from staging.data import tensor_data as tensor_data
+    from staging.digest import DigestHandle as DigestHandle
+    from staging.digest import digest_async as digest_async
+    from staging.digest import digests_async as digests_async
+    from staging.digest import tensor_digest as tensor_digest
+    from staging.digest import tensor_digests as tensor_digests
+    from staging.digest import tensor_hexdigest as tensor_hexdigest
     from staging.errors import DeviceError as DeviceError
     from staging.errors import OutOfMemory as OutOfMemory
     from staging.fetch import Fetch as Fetch
+    from staging.hasher import TensorHasher as TensorHasher
+    from staging.hasher import content_key as content_key
     from staging.memory import install_pinned_allocator as install_pinned_allocator
     from staging.memory import pin as pin
     from staging.memory import pinned_empty as pinned_empty
@@ -70,15 +86,20 @@ __all__ = [
     "BufferStats",
     "CpuGpuBuffer",
     "DeviceError",
+    "DigestHandle",
     "Fetch",
     "OutOfMemory",
     "SlowPathWarning",
     "StagingHint",
     "StrictError",
+    "TensorHasher",
     "UploadStats",
     "__version__",
+    "content_key",
     "copy_slice",
     "copy_slices",
+    "digest_async",
+    "digests_async",
     "install_pinned_allocator",
     "nvtx_ranges",
     "pin",
@@ -90,6 +111,9 @@ __all__ = [
     "set_upload_limit",
     "strict",
     "tensor_data",
+    "tensor_digest",
+    "tensor_digests",
+    "tensor_hexdigest",
     "upload_stats",
 ]
 

@@ -43,7 +43,7 @@ def tensor_data(tensor: torch.Tensor, *, writable: bool = False) -> memoryview:
 
 
 def _copied_data(tensor: torch.Tensor, writable: bool) -> memoryview:
-    _check_flat(tensor)
+    check_flat(tensor)
     if writable:
         raise ValueError(
             "writable=True needs a contiguous host tensor, whose own memory can be viewed; got "
@@ -73,7 +73,19 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _check_flat(tensor: torch.Tensor) -> None:
+def check_flat(tensor: torch.Tensor) -> None:
+    """Refuse a tensor that has no flat image of bytes.
+
+    Parameters
+    ----------
+    tensor
+        Any tensor.
+
+    Raises
+    ------
+    TypeError
+        The message names the layout.
+    """
     layout = None
     if tensor.layout is not torch.strided:
         layout = str(tensor.layout)

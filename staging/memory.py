@@ -111,8 +111,8 @@ def pinned_empty(
     Notes
     -----
     Initialises CUDA. Waits for nothing, except where the limit is reached or the system is
-    short: then for copies that still use dropped tensors. Pinning new memory is slow (about a
-    millisecond for 4 MiB): keep tensors, or let the pool keep their memory.
+    short: then for copies that still use dropped tensors. Pinning new memory is slow: keep
+    tensors, or let the pool keep their memory.
 
     PyTorch reports its non-blocking copies to the pool through the host allocator that is
     registered for CUDA, so the first call puts one in front of PyTorch's own; nothing else
@@ -316,6 +316,9 @@ def uninstall_pinned_allocator() -> None:
 
 def _initialise() -> bool:
     """Initialise CUDA through PyTorch, so that ``is_pinned`` is answered; whether there is any."""
+    # False in a forked child, where init() says what is wrong.
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return _C.built_with_cuda
     if not (_C.built_with_cuda and torch.cuda.is_available()):
         return False
     torch.cuda.init()  # type: ignore[no-untyped-call]

@@ -1,45 +1,48 @@
 #include "kernels/host_grid.h"
 
-#include <ucontext.h>
-
 #include <exception>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "kernels/host_fiber.h"
 #include "support/error.h"
 
 namespace staging::kernels {
 
 namespace {
 
-constexpr std::size_t kFiberStackNbytes = 64 * 1024;
-
 Dim3 thread_index(Dim3 block, unsigned linear) {
   return {linear % block.x, linear / block.x % block.y, linear / (block.x * block.y)};
 }
 
-// The threads of one block as fibers of the calling OS thread. A fiber runs until its next
-// barrier; a round ends when each has reached it or returned, as CUDA requires.
+// The threads of a block as fibers of the calling OS thread. A fiber runs until its next
+// barrier; a round ends when each has reached it or returned, as CUDA requires. The blocks of
+// a grid run one after another, on the same fibers.
 class FiberBlock {
  public:
   FiberBlock(detail::ThreadBody body, Dim3 block, void** args)
-      : body_(body), block_(block), args_(args), fibers_(block.x * block.y * block.z) {}
+      : body_(body), block_(block), args_(args) {
+    for (unsigned i = 0; i < block.x * block.y * block.z; ++i) {
+      threads_.push_back(std::make_unique<Thread>(*this));
+    }
+  }
+  FiberBlock(const FiberBlock&) = delete;  // threads refer to their block
+  FiberBlock& operator=(const FiberBlock&) = delete;
 
   void run() {
     FiberBlock* const outer = current_;
     current_ = this;
-    for (Fiber& fiber : fibers_) start(fiber);
-    for (bool running = true; running;) {
+    for (auto& thread : threads_) thread->done = false;
+    for (bool running = true; running && !failure_;) {
       running = false;
-      for (unsigned i = 0; i < fibers_.size(); ++i) {
-        if (fibers_[i].done) continue;
+      for (unsigned i = 0; i < threads_.size() && !failure_; ++i) {
+        if (threads_[i]->done) continue;
         threadIdx = thread_index(block_, i);
-        active_ = &fibers_[i];
-        swapcontext(&scheduler_, &fibers_[i].context);
-        if (failure_) break;
-        running |= !fibers_[i].done;
+        active_ = threads_[i].get();
+        active_->fiber.resume();
+        running |= !active_->done;
       }
-      if (failure_) break;
     }
     current_ = outer;
     if (failure_) std::rethrow_exception(failure_);
@@ -49,43 +52,38 @@ class FiberBlock {
     if (current_ == nullptr) {
       throw StateError("__syncthreads() in a kernel that was declared to have no barriers");
     }
-    swapcontext(&current_->active_->context, &current_->scheduler_);
+    current_->active_->fiber.suspend();
   }
 
  private:
-  struct Fiber {
-    ucontext_t context{};
-    std::unique_ptr<char[]> stack;
+  struct Thread {
+    explicit Thread(FiberBlock& block) : block(block), fiber(&Thread::run, this) {}
+
+    // Runs its thread of one block after another.
+    static void run(void* self) {
+      for (Thread& thread = *static_cast<Thread*>(self);;) {
+        try {
+          thread.block.body_(thread.block.args_);
+        } catch (...) {
+          thread.block.failure_ = std::current_exception();
+        }
+        thread.done = true;
+        thread.fiber.suspend();
+      }
+    }
+
+    FiberBlock& block;
+    Fiber fiber;
     bool done = false;
   };
-
-  void start(Fiber& fiber) {
-    fiber.stack = std::make_unique_for_overwrite<char[]>(kFiberStackNbytes);
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kFiberStackNbytes;
-    fiber.context.uc_link = &scheduler_;
-    makecontext(&fiber.context, &FiberBlock::enter, 0);
-  }
-
-  static void enter() {
-    FiberBlock& self = *current_;
-    try {
-      self.body_(self.args_);
-    } catch (...) {
-      self.failure_ = std::current_exception();
-    }
-    self.active_->done = true;
-  }
 
   static inline thread_local FiberBlock* current_ = nullptr;
 
   detail::ThreadBody body_;
   Dim3 block_;
   void** args_;
-  std::vector<Fiber> fibers_;
-  ucontext_t scheduler_{};
-  Fiber* active_ = nullptr;
+  std::vector<std::unique_ptr<Thread>> threads_;
+  Thread* active_ = nullptr;
   std::exception_ptr failure_;
 };
 
@@ -101,12 +99,14 @@ void run_grid(ThreadBody body, bool barriers, Dim3 grid, Dim3 block, void** args
   gridDim = grid;
   blockDim = block;
   const unsigned threads = block.x * block.y * block.z;
+  std::optional<FiberBlock> fibers;
+  if (barriers) fibers.emplace(body, block, args);
   for (unsigned z = 0; z < grid.z; ++z) {
     for (unsigned y = 0; y < grid.y; ++y) {
       for (unsigned x = 0; x < grid.x; ++x) {
         blockIdx = {x, y, z};
         if (barriers) {
-          FiberBlock(body, block, args).run();
+          fibers->run();
           continue;
         }
         for (unsigned i = 0; i < threads; ++i) {

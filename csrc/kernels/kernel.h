@@ -19,10 +19,13 @@
 // The simulated device finds the host function by the kernel's name (find_kernel).
 #pragma once
 
+#define STAGING_STRINGIFY(text) #text
+
 #if defined(__CUDACC__)
 #define STAGING_KERNEL __global__
 #define STAGING_DEVICE __device__ __forceinline__
 #define STAGING_HOST_DEVICE __host__ __device__ __forceinline__
+#define STAGING_UNROLL(n) _Pragma(STAGING_STRINGIFY(unroll n))
 #define STAGING_PARAMS(Type) const __grid_constant__ Type
 #define STAGING_CUDA_STUB(name)                           \
   namespace staging::kernels {                            \
@@ -37,6 +40,7 @@
 #define STAGING_KERNEL [[maybe_unused]] static
 #define STAGING_DEVICE inline
 #define STAGING_HOST_DEVICE inline
+#define STAGING_UNROLL(n) _Pragma(STAGING_STRINGIFY(GCC unroll n))
 #define STAGING_PARAMS(Type) const Type&
 
 #if defined(STAGING_WITH_CUDA)

@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kErrorNotSupported = 801;  // cudaErrorNotSupported
 
-// A thread is worth its start from about here: the kernel clears some 4 GB/s a thread.
+// Below this a thread's start is not worth it.
 constexpr std::size_t kNbytesPerThread = std::size_t{32} << 20;
 constexpr std::size_t kMaxThreads = 8;
 

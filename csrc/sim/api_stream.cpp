@@ -180,8 +180,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void*
                      });
 }
 
-// Unlike host functions these cannot be captured, and they learn of errors. Here the
-// status is always cudaSuccess: work that is dropped by an error drops them, too.
+// Unlike host functions these cannot be captured, and they are told of errors.
 cudaError_t cudaStreamAddCallback(cudaStream_t handle, cudaStreamCallback_t callback, void* data,
                                   unsigned flags) {
   return with_stream(CallId::cudaStreamAddCallback, handle,

@@ -96,13 +96,7 @@ void Engine::run_head(Lock& lock, Stream& stream, std::chrono::microseconds dela
     case Work::Kind::kHost:
       callbacks_.post([this, &stream, work] {
         Lock callback_lock(mutex_);
-        if (lost_ == cudaSuccess) {
-          callback_lock.unlock();
-          thread_state.in_callback = true;
-          work->run();
-          thread_state.in_callback = false;
-          callback_lock.lock();
-        }
+        call_back(callback_lock, *work);
         complete_head(stream, cudaSuccess);
         schedule_->completed(*this, callback_lock);
       });
@@ -122,6 +116,23 @@ void Engine::run_head(Lock& lock, Stream& stream, std::chrono::microseconds dela
       break;
   }
   complete_head(stream, error);
+}
+
+void Engine::call_back(Lock& lock, const Work& work) {
+  const cudaError_t error = lost_;
+  lock.unlock();
+  thread_state.in_callback = true;
+  if (error == cudaSuccess) {
+    work.run();
+  } else {
+    work.dropped(error);
+  }
+  thread_state.in_callback = false;
+  lock.lock();
+}
+
+bool Engine::await_callback(Lock& lock, const Ref<Stream>& stream, std::chrono::microseconds time) {
+  return changed_.wait_for(lock, time, [&] { return !stream->busy; });
 }
 
 void Engine::complete_head(Stream& stream, cudaError_t error) {
@@ -180,6 +191,14 @@ void Engine::lose(cudaError_t error) {
   for (Stream* stream : pending_) streams.emplace_back(stream);
   for (const Ref<Stream>& stream : streams) {
     const std::size_t kept = stream->busy ? 1 : 0;
+    for (std::size_t i = kept; i < stream->queue.size(); ++i) {
+      const std::shared_ptr<const Work>& work = stream->queue[i].work;
+      if (work == nullptr || work->kind() != Work::Kind::kHost) continue;
+      callbacks_.post([this, work] {
+        Lock callback_lock(mutex_);
+        call_back(callback_lock, *work);
+      });
+    }
     while (stream->queue.size() > kept) stream->queue.pop_back();
     stream->completed = stream->enqueued - kept;
     if (kept == 0) unlist(*stream);

@@ -61,6 +61,8 @@ class Engine {
   // `delay`: how long the work keeps the stream before it runs.
   void run_head(Lock& lock, Stream& stream,
                 std::chrono::microseconds delay = std::chrono::microseconds(0));
+  // Gives a host function that was started some time to return; whether it has.
+  bool await_callback(Lock& lock, const Ref<Stream>& stream, std::chrono::microseconds time);
   // Runs everything that can run. Host functions are only started.
   void run_ready(Lock& lock);
 
@@ -103,6 +105,8 @@ class Engine {
     if (const cudaError_t error = work.run(); error != cudaSuccess) lose(error);
   }
   void complete_head(Stream& stream, cudaError_t error);
+  // On the callback thread: runs host work, or tells it of the error. Gives the lock up.
+  void call_back(Lock& lock, const Work& work);
   void unlist(Stream& stream);
 
   std::mutex& mutex_;

@@ -18,6 +18,10 @@
 #include <new>
 #include <utility>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/lsan_interface.h>
+#endif
+
 namespace staging::sim {
 
 template <typename T>
@@ -29,6 +33,9 @@ class HandlePool {
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (range == MAP_FAILED) fail("cannot reserve memory for handles");
     slots_ = static_cast<Slot*>(range);
+#if defined(__SANITIZE_ADDRESS__)
+    __lsan_register_root_region(range, kReserved);  // objects own memory of the heap
+#endif
   }
   HandlePool(const HandlePool&) = delete;  // one for each type
   HandlePool& operator=(const HandlePool&) = delete;
@@ -69,7 +76,11 @@ class HandlePool {
   std::size_t count() const noexcept { return count_; }
 
  private:
+#if defined(__SANITIZE_ADDRESS__)
+  static constexpr std::size_t kReserved = 16 << 20;  // bytes; the leak check reads them all
+#else
   static constexpr std::size_t kReserved = 1ULL << 30;  // bytes
+#endif
   static constexpr std::size_t kQuarantine = 256;
 
   struct alignas(16) Slot {

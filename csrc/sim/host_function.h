@@ -27,6 +27,7 @@ class HostFunctionWork final : public Work {
   void* argument_;
 };
 
+// Unlike host functions, callbacks run after an error, too, and are told of it.
 class StreamCallbackWork final : public Work {
  public:
   StreamCallbackWork(cudaStreamCallback_t callback, cudaStream_t stream, void* data)
@@ -36,6 +37,7 @@ class StreamCallbackWork final : public Work {
     callback_(stream_, cudaSuccess, data_);
     return cudaSuccess;
   }
+  void dropped(cudaError_t error) const override { callback_(stream_, error, data_); }
   std::string describe() const override { return "a stream callback"; }
 
  private:

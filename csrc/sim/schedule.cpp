@@ -82,8 +82,11 @@ class Randomised final : public Schedule {
   bool run_any(Engine& engine, Lock& lock) {
     engine.collect_ready(ready_);
     if (ready_.empty()) return false;
-    Stream* const stream = ready_[random_.below(ready_.size())];
+    const Ref<Stream> stream(ready_[random_.below(ready_.size())]);
     engine.run_head(lock, *stream);
+    // A host function that returns at once does so before the next choice, so that the
+    // schedule stays a function of the seed.
+    if (stream->busy) engine.await_callback(lock, stream, std::chrono::milliseconds(2));
     return true;
   }
 

@@ -12,7 +12,8 @@
 //   given up and taken again while work runs).
 //
 // lazy and random are functions of the seed and of the sequence of calls; host functions
-// and the progress thread (progress.h) are the only sources of real time.
+// that do not return at once and the progress thread (progress.h) are the only sources of
+// real time.
 #pragma once
 
 #include <cstdint>

@@ -40,6 +40,8 @@ class Work {
 
   // An error is asynchronous: it destroys the context, as a fault on a GPU does.
   virtual cudaError_t run() const = 0;
+  // An error came first, so that run() will never be called.
+  virtual void dropped(cudaError_t /*error*/) const {}
   // For a report: "a copy of 64 bytes to the device".
   virtual std::string describe() const = 0;
   // Calls `see` for every range of memory that run() may access.

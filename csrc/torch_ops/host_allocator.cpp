@@ -31,8 +31,10 @@ namespace {
 std::atomic<bool> owner{false};
 std::atomic<ThrowInterrupt> throw_interrupt{nullptr};
 
+// Looked up once: every non-blocking copy of PyTorch's asks it.
 PinnedPool& pool() {
-  return PinnedPool::get(Runtime::get());
+  static PinnedPool& of_process = PinnedPool::get(Runtime::get());
+  return of_process;
 }
 
 // The device whose context registers memory: one that has a context, so that pinning makes
@@ -105,7 +107,7 @@ class PoolAllocator final : public c10::Allocator {
   const int numa_node_;
 };
 
-std::optional<StreamRef> raw_stream(c10::Stream stream) {
+std::optional<StreamRef> raw_stream([[maybe_unused]] c10::Stream stream) {
 #if defined(STAGING_WITH_CUDA)
   if (stream.device_type() == c10::DeviceType::CUDA) {
     const c10::cuda::CUDAStream cuda(c10::cuda::CUDAStream::UNCHECKED, stream);

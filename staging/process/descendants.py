@@ -43,6 +43,9 @@ _SPARED = (b"multiprocessing.resource_tracker import main", b"staging.process.wa
 
 _DEAD_STATES = frozenset("ZXx")
 
+# How long a process may be in the middle of exec, in seconds: it only has to be scheduled.
+_EXEC_PATIENCE = 0.25
+
 _Key = tuple[int, int]
 
 
@@ -102,6 +105,10 @@ def read_stat(pid: int) -> ProcessStat | None:
 def read_marks(pid: int) -> frozenset[str]:
     """Return the marks that process `pid` inherited; none where they cannot be read."""
     data = _read(f"/proc/{pid}/environ")
+    deadline = time.monotonic() + _EXEC_PATIENCE
+    while data == b"" and _is_in_exec(pid) and time.monotonic() < deadline:
+        time.sleep(0.001)
+        data = _read(f"/proc/{pid}/environ")
     if not data:
         return frozenset()
     at = 0 if data.startswith(_LINEAGE_KEY) else data.find(b"\0" + _LINEAGE_KEY) + 1
@@ -111,6 +118,18 @@ def read_marks(pid: int) -> frozenset[str]:
     end = data.find(b"\0", begin)
     value = data[begin : end if end >= 0 else len(data)]
     return frozenset(value.decode("ascii", "replace").split(":"))
+
+
+def _is_in_exec(pid: int) -> bool:
+    # Its new image has no arguments and no environment yet, while vfork has let the parent
+    # go already. A zombie or a thread of the kernel has no executable.
+    if read_command(pid):
+        return False
+    try:
+        os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return False
+    return True
 
 
 def read_command(pid: int) -> bytes:

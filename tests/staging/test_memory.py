@@ -417,6 +417,40 @@ def test_a_dropped_tensors_bytes_arrive(schedule, drop, installed):
 
 
 @over_sim
+@pytest.mark.parametrize("policy", ["lazy", "random"])
+def test_random_owners_never_see_each_others_bytes(policy, seed):
+    choose = random.Random(seed)
+    streams = [torch.cuda.Stream(choose.randrange(torch.cuda.device_count())) for _ in range(4)]
+    memory.set_pinned_limit(6 * MIB)
+    expected = []
+    with sim.policy(policy, seed=seed):
+        for step in range(300):
+            n = choose.choice([1, 40, 1000, 20_000, 300_000])
+            stream = choose.choice(streams)
+            with torch.cuda.stream(stream):
+                if choose.random() < 0.7:
+                    first = choose.randrange(n)
+                    source = ints(n, step)[first:]
+                    gpu = torch.empty(n - first, dtype=torch.int32, device=stream.device)
+                    gpu.copy_(source, non_blocking=True)
+                    expected.append((gpu, step))
+                    del source
+                elif expected:
+                    gpu, _ = choose.choice(expected)
+                    if gpu.device == stream.device:
+                        ints(gpu.numel()).copy_(gpu, non_blocking=True)  # dropped in flight
+            if choose.random() < 0.3:
+                sim.run_one()
+            if choose.random() < 0.05:
+                memory.pinned_trim()
+        torch.cuda.synchronize()
+        for stream in streams:
+            stream.synchronize()
+    assert [values(gpu) for gpu, _ in expected] == [[value] for _, value in expected]
+    assert memory.pinned_stats().allocated <= 6 * MIB
+
+
+@over_sim
 def test_a_copy_to_a_dropped_tensor_does_not_reach_its_next_owner(schedule):
     gpu = torch.full((1000,), 7, dtype=torch.int32, device="cuda")
     for _ in range(50):

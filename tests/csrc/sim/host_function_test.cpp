@@ -99,6 +99,24 @@ TEST_F(HostFunction, IsNotCalledAfterAnError) {
   staging_sim_recover();
 }
 
+TEST_F(HostFunction, StreamCallbacksAreCalledAfterAnErrorAndToldOfIt) {
+  use("lazy");
+  Pinned host(64);
+  DeviceBuffer device(64);
+  TestStream stream;
+  cudaError_t seen = cudaSuccess;
+  staging_sim_fault_add("cudaMemcpyAsync", 1, cudaErrorIllegalAddress, 1, 1);
+  CUDA_OK(cudaMemcpyAsync(device.data, host.data, 64, cudaMemcpyHostToDevice, stream));
+  CUDA_OK(cudaStreamAddCallback(
+      stream,
+      [](cudaStream_t, cudaError_t status, void* out) { *static_cast<cudaError_t*>(out) = status; },
+      &seen, 0));
+  CUDA_ERROR(cudaStreamSynchronize(stream), cudaErrorIllegalAddress);
+  staging_sim_run_all();
+  CUDA_ERROR(seen, cudaErrorIllegalAddress);
+  staging_sim_recover();
+}
+
 TEST_F(HostFunction, StreamCallbacksGetTheirStream) {
   TestStream stream;
   cudaStream_t seen = nullptr;

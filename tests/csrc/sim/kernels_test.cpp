@@ -1,6 +1,8 @@
 // Launches: this package's kernels, PyTorch's fill, and everything else.
 #include "sim/sim_test.h"
 
+#include <sys/mman.h>
+
 #include <array>
 #include <numeric>
 
@@ -74,6 +76,30 @@ TEST_P(KernelsAlways, OfThisPackageRunTheirOwnSource) {
       ASSERT_EQ(value, numbers[row * kColumns + column]);
     }
   }
+}
+
+TEST_F(Kernels, ReachPinnedPagesThatTheProgramProtected) {
+  Pinned host(4096, 7);
+  DeviceBuffer device(64);
+  kernels::StridedCopyParams params = transpose(host.data, device.data, 4, 4);
+  void* args[] = {&params};
+  ASSERT_EQ(mprotect(host.data, 4096, PROT_NONE), 0);
+  CUDA_OK(cudaLaunchKernel(strided_copy_stub(), dim3(1), dim3(32), args, 0, nullptr));
+  EXPECT_TRUE(device.holds(7));
+  // And the protection is back.
+  EXPECT_DEATH(
+      {
+        Pinned other(4096, 7);
+        DeviceBuffer target(64);
+        kernels::StridedCopyParams again = transpose(other.data, target.data, 4, 4);
+        void* arguments[] = {&again};
+        mprotect(other.data, 4096, PROT_NONE);
+        cudaLaunchKernel(strided_copy_stub(), dim3(1), dim3(32), arguments, 0, nullptr);
+        cudaDeviceSynchronize();
+        other.data[0] = 1;
+      },
+      "");
+  ASSERT_EQ(mprotect(host.data, 4096, PROT_READ | PROT_WRITE), 0);
 }
 
 TEST_F(Kernels, TheHostStillCannotTouchDeviceMemoryAfterALaunch) {

@@ -3,7 +3,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <thread>
+
+#include "sim/random.h"
 
 namespace staging::sim {
 namespace {
@@ -248,6 +251,84 @@ TEST_P(EveryScheduleKeeps, TheLegacyStreamInOrderWithBlockingStreams) {
   }
   CUDA_OK(cudaDeviceSynchronize());
   EXPECT_EQ(std::memcmp(host.data, out.data, 64), 0);
+}
+
+// Random programs over streams of every kind. Each step first copies the array of what is
+// done into a snapshot of its own and then marks itself done; a step must have seen every
+// step that CUDA orders before it.
+TEST_P(EveryScheduleKeeps, WhatHappensBeforeInRandomPrograms) {
+  constexpr std::size_t kSteps = 60;
+  const char* const given = std::getenv("STAGING_SEED");
+  const std::uint64_t first_seed = given != nullptr ? std::strtoull(given, nullptr, 10) : 1;
+  for (std::uint64_t seed = first_seed; seed < first_seed + 10; ++seed) {
+    SCOPED_TRACE("STAGING_SEED=" + std::to_string(seed));
+    Random random(seed);
+    TestStream a, b, c(cudaStreamDefault), d(cudaStreamDefault);
+    const cudaStream_t streams[] = {a, b, c, d, nullptr};
+    constexpr std::size_t kStreams = 5, kFirstBlocking = 2, kLegacy = 4;
+    TestEvent events[4];
+    Pinned one(1, 1);
+    DeviceBuffer done(kSteps), snapshots(kSteps * kSteps);
+    CUDA_OK(cudaMemset(done.data, 0, kSteps));
+    CUDA_OK(cudaDeviceSynchronize());
+
+    // before[i]: steps that must have completed before step i. frontier[s]: those which
+    // the next step on stream s follows. recorded[e]: those that event e stands for.
+    using Steps = std::vector<bool>;
+    std::vector<Steps> before, frontier(kStreams, Steps(kSteps)), recorded(4, Steps(kSteps));
+    const auto merge = [](Steps& into, const Steps& more) {
+      for (std::size_t i = 0; i < kSteps; ++i) into[i] = into[i] || more[i];
+    };
+    // Anything that is put into the legacy stream waits for the blocking ones, and what is
+    // put into those waits for the legacy stream.
+    const auto order_implicitly = [&](std::size_t s) {
+      if (s == kLegacy) {
+        for (std::size_t other = kFirstBlocking; other < kLegacy; ++other) {
+          merge(frontier[kLegacy], frontier[other]);
+        }
+      } else if (s >= kFirstBlocking) {
+        merge(frontier[s], frontier[kLegacy]);
+      }
+    };
+    for (std::size_t step = 0; step < kSteps;) {
+      const std::size_t s = random.below(kStreams), e = random.below(4);
+      switch (random.below(5)) {
+        case 0:
+          CUDA_OK(cudaEventRecord(events[e], streams[s]));
+          order_implicitly(s);
+          recorded[e] = frontier[s];
+          break;
+        case 1:
+          CUDA_OK(cudaStreamWaitEvent(streams[s], events[e], 0));
+          merge(frontier[s], recorded[e]);
+          break;
+        case 2:
+          if (random.chance(100)) {
+            CUDA_OK(cudaEventSynchronize(events[e]));
+          } else {
+            static_cast<void>(cudaEventQuery(events[e]));
+          }
+          break;
+        default:
+          CUDA_OK(cudaMemcpyAsync(snapshots.data + step * kSteps, done.data, kSteps,
+                                  cudaMemcpyDeviceToDevice, streams[s]));
+          CUDA_OK(
+              cudaMemcpyAsync(done.data + step, one.data, 1, cudaMemcpyHostToDevice, streams[s]));
+          order_implicitly(s);
+          before.push_back(frontier[s]);
+          frontier[s][step] = true;
+          ++step;
+      }
+    }
+    const std::vector<unsigned char> seen = snapshots.read();
+    for (std::size_t i = 0; i < kSteps; ++i) {
+      for (std::size_t j = 0; j < kSteps; ++j) {
+        if (before[i][j]) {
+          ASSERT_EQ(seen[i * kSteps + j], 1) << "step " << i << " overtook step " << j;
+        }
+      }
+    }
+  }
 }
 
 TEST_F(Schedule, NonBlockingStreamsIgnoreTheLegacyStream) {

@@ -86,7 +86,7 @@ TEST_F(Transfer, TheKindMustBeWhatThePointersAre) {
              cudaErrorInvalidValue);
   CUDA_ERROR(cudaMemcpyAsync(host.data, host.data, 64, cudaMemcpyDeviceToDevice, nullptr),
              cudaErrorInvalidValue);
-  CUDA_ERROR(cudaMemcpyAsync(host.data, host.data, 64, static_cast<cudaMemcpyKind>(9), nullptr),
+  CUDA_ERROR(cudaMemcpyAsync(host.data, host.data, 64, static_cast<cudaMemcpyKind>(7), nullptr),
              cudaErrorInvalidMemcpyDirection);
   CUDA_OK(cudaMemcpyAsync(device.data, host.data, 64, cudaMemcpyDefault, nullptr));
 }

@@ -187,3 +187,27 @@ def test_the_resource_tracker_is_spared(household):
     process.wait()
     process.stdout.close()
     wait_for(lambda: is_gone(tracker))  # by itself, when its pipe is closed
+
+
+def test_a_process_in_the_middle_of_exec_is_read_once_its_image_is_there(monkeypatch):
+    """vfork lets the parent go before the child's new image has an environment."""
+    child = subprocess.Popen(
+        ["sleep", "60"], env=descendants.marked_environment(os.environ, ["in-exec"])
+    )
+    try:
+        read = descendants._read
+        unready = 3
+
+        def without_an_image(path):
+            nonlocal unready
+            if path.endswith("/environ") and unready > 0:
+                unready -= 1
+                return b""
+            return b"" if path.endswith("/cmdline") else read(path)
+
+        monkeypatch.setattr(descendants, "_read", without_an_image)
+        assert "in-exec" in descendants.read_marks(child.pid)
+        assert unready == 0
+    finally:
+        child.kill()
+        child.wait()
