@@ -114,8 +114,10 @@ class CpuGpuBuffer(_C.Buffer):
         ml_dtype = _ml_dtype(dtype) if with_numpy else None
         # Ordinary mutable tensors, even where the constructor runs inside inference mode.
         with torch.inference_mode(False), torch.no_grad():
-            cpu = torch.zeros(shape, dtype=dtype, device="cpu", pin_memory=pin)
+            # The device first: pinned memory then belongs to its context, not to one that
+            # would be made for it on the current device.
             gpu = torch.zeros(shape, dtype=dtype, device=place)
+            cpu = torch.zeros(shape, dtype=dtype, device="cpu", pin_memory=pin)
         super().__init__(cpu, gpu, pin, reuse, name)
         cls = open_class(type(self))
         if not with_numpy:

@@ -1,6 +1,7 @@
 // Makes a device current for the length of a scope, and restores what was.
 //
-// Owner: the scope. Thread-safety: the current device is a property of the thread.
+// Owner: the scope. Thread-safety: the current device is a property of the thread. In a scope
+//   nobody else changes it, so a scope within one for the same device asks nothing.
 #pragma once
 
 #include <atomic>
@@ -25,19 +26,25 @@ inline std::atomic<const DeviceHooks*> device_hooks{nullptr};
 
 class DeviceScope {
  public:
-  // One current_device() call; set_device() only where the device differs.
-  DeviceScope(Runtime& runtime, int device)
-      : runtime_(runtime), previous_(runtime.current_device()) {
-    if (device < 0 || previous_ == device) return;
-    if (const DeviceHooks* hooks = device_hooks.load(std::memory_order_relaxed)) {
-      framework_ = hooks->current();
+  // One current_device() call; set_device() only where the device differs. A device of -1
+  // stands for whichever is current.
+  DeviceScope(Runtime& runtime, int device) : runtime_(runtime), outer_(innermost_) {
+    if (device < 0) return;
+    if (outer_.runtime == &runtime && outer_.device == device) return;
+    previous_ = runtime.current_device();
+    if (previous_ != device) {
+      if (const DeviceHooks* hooks = device_hooks.load(std::memory_order_relaxed)) {
+        framework_ = hooks->current();
+      }
+      runtime.set_device(device);
+      switched_ = true;
     }
-    runtime.set_device(device);
-    switched_ = true;
+    innermost_ = {&runtime, device};
   }
   DeviceScope(const DeviceScope&) = delete;  // restores once
   DeviceScope& operator=(const DeviceScope&) = delete;
   ~DeviceScope() {
+    innermost_ = outer_;
     if (!switched_) return;
     try {
       const DeviceHooks* hooks = device_hooks.load(std::memory_order_relaxed);
@@ -48,8 +55,15 @@ class DeviceScope {
   }
 
  private:
+  struct Current {
+    const Runtime* runtime = nullptr;
+    int device = -1;
+  };
+  static inline thread_local Current innermost_;
+
   Runtime& runtime_;
-  const int previous_;
+  const Current outer_;
+  int previous_ = -1;
   int framework_ = -1;
   bool switched_ = false;
 };

@@ -96,6 +96,9 @@ bool is_pinned(const at::TensorBase& host_tensor, const void* begin, std::size_t
 
 bool keep_device_memory(const at::TensorBase& tensor, StreamRef stream) {
 #if defined(STAGING_WITH_CUDA)
+  // The allocator records an event on the stream when it frees the memory. A stream that may be
+  // destroyed before that must not be known to it.
+  if (stream.id != 0) return false;
   // Switched off, the allocator frees with a hidden synchronization instead.
   static const bool caching = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") == nullptr;
   const c10::DataPtr& data = tensor.storage().data_ptr();

@@ -70,8 +70,8 @@ class MemoryUse {
   c10::SmallVector<c10::Storage, 2> held_;
 };
 
-// Tells the allocator of a device tensor that `stream` uses it (record_stream): whether it is
-// one that can be told.
+// Tells the allocator of a device tensor that `stream` uses it (record_stream). False where it
+// cannot be told of this use: somebody else must keep the memory.
 bool keep_device_memory(const at::TensorBase& tensor, StreamRef stream);
 
 }  // namespace staging::torch_ops

@@ -37,14 +37,25 @@ BufferCopies::BufferCopies(DeviceContext& context, Arrays arrays, Reuse reuse) n
 BufferCopies::~BufferCopies() {
   if (Runtime::forked()) return;
   try {
-    if (order_.host_lost()) {
-      context_.retain_forever(arrays_.host_owner);
-    } else if (Event user = order_.host_user()) {
+    if (order_.host_lost()) return retain_forever();
+    const auto retain = [&](const std::shared_ptr<void>& owner, const Event& user) {
+      if (owner == nullptr || !user || user.query()) return;
       EventFrontier users;
-      users.add(std::move(user));
-      context_.retain(arrays_.host_owner, std::move(users));
-    }
-  } catch (...) {  // nobody to tell
+      users.add(user);
+      context_.retain(owner, std::move(users));
+    };
+    retain(arrays_.host_owner, order_.host_user());
+    retain(arrays_.device_owner, order_.last());
+  } catch (const Error&) {  // nobody can tell whether they are in use
+    retain_forever();
+  }
+}
+
+void BufferCopies::retain_forever() noexcept {
+  try {
+    context_.retain_forever(arrays_.host_owner);
+    context_.retain_forever(arrays_.device_owner);
+  } catch (...) {  // no memory to remember them in
   }
 }
 

@@ -1,8 +1,8 @@
 // The copies between one host array and one device array.
 //
 // Purpose: the race-free heart of CpuGpuBuffer.
-// Owner: shares the arrays with the caller, and hands the host array over to the context when
-//   it is destroyed while a copy still uses it. (Device memory in flight is its allocator's.)
+// Owner: shares the arrays with the caller, and hands them over to the context when it is
+//   destroyed while a copy still uses them.
 // Thread-safety: one object from several threads is safe; whose copy comes first is theirs
 //   to decide.
 //
@@ -106,6 +106,7 @@ class BufferCopies {
   std::size_t slots_in_flight() { return context_.count_in_flight(tag_); }
 
  private:
+  void retain_forever() noexcept;
   bool capturing(StreamRef stream) const;
   void check_not_capturing(StreamRef stream, const char* what) const;
   UploadRing& ring_of(StreamRef stream);

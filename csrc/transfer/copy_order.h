@@ -64,6 +64,8 @@ class CopyOrder {
   // For whoever keeps the host array alive: the event of the copies that use it, if any; and
   // whether there is a copy that nothing tells the end of.
   Event host_user() const;
+  // The last operation, if any. Not while another thread has its turn.
+  const Event& last() const noexcept { return last_; }
   bool host_lost() const;
 
  private:

@@ -910,20 +910,20 @@ def test_a_buffer_dropped_before_the_replay_keeps_its_memory():
 @pytest.mark.sim
 @pytest.mark.cuda
 def test_a_graph_that_is_gone_gives_its_memory_back():
-    in_use = staging.pinned_stats()["in_use"]
+    in_use = staging.pinned_stats().in_use
     buffer = make(1024)
     out = torch.zeros(1024, dtype=torch.int32, device="cuda")
     graph = capture(buffer, out)
     graph.replay()
     torch.cuda.synchronize()
-    assert staging.pinned_stats()["in_use"] > in_use
+    assert staging.pinned_stats().in_use > in_use
     del buffer
     graph.reset()
     del graph
     gc.collect()
     sim.run_all()
     staging.extension._C.reap(0)
-    assert staging.pinned_stats()["in_use"] == in_use
+    assert staging.pinned_stats().in_use == in_use
 
 
 @pytest.mark.cuda
@@ -1236,7 +1236,7 @@ import torch, staging
 from staging import CpuGpuBuffer
 buffers = [CpuGpuBuffer(1024, dtype=torch.int32, device="cuda") for _ in range(29)]
 table = CpuGpuBuffer(4096, 2048, dtype=torch.int32, device="cuda")
-before = staging.pinned_stats()["allocated"]
+before = staging.pinned_stats().allocated
 for step in range(200):
     for buffer in buffers:
         buffer.copy_to_gpu(480)
@@ -1245,7 +1245,7 @@ for step in range(200):
         torch.cuda.current_stream().synchronize()
 stats = staging.upload_stats()
 assert 29 * 480 * 4 + 8192 > 62_000
-print(stats.capacity_nbytes, staging.pinned_stats()["allocated"] - before)
+print(stats.capacity_nbytes, staging.pinned_stats().allocated - before)
 """
     for policy in ("lazy", "eager"):
         from staging.sim.cli import environment

@@ -137,7 +137,7 @@ def test_memory_of_fetches_is_used_again():
     allocated = []
     for _ in range(200):
         buffer.fetch().result()
-        allocated.append(staging.pinned_stats()["allocated"])
+        allocated.append(staging.pinned_stats().allocated)
     assert allocated[-1] == allocated[10]
 
 

@@ -58,7 +58,7 @@ def check_nothing_is_left(in_use: int) -> None:
     assert (stats.in_flight_slots, stats.in_flight_nbytes) == (0, 0)
     assert stats.events == stats.idle_events
     pinned = staging.pinned_stats()
-    assert (pinned["in_use"], pinned["in_flight"], pinned["lost"]) == (in_use, 0, 0)
+    assert (pinned.in_use, pinned.in_flight, pinned.lost) == (in_use, 0, 0)
     assert sim.reports() == []
 
 
@@ -66,7 +66,7 @@ def check_nothing_is_left(in_use: int) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_no_byte_is_wrong_and_nothing_is_left(schedule, seed, request):
     operations = request.config.getoption("--ops")
-    in_use = staging.pinned_stats()["in_use"]
+    in_use = staging.pinned_stats().in_use
     sim.clear_reports()
 
     class Machine(RuleBasedStateMachine):
@@ -118,7 +118,7 @@ def test_the_same_driver_finds_the_plain_buffers_race(schedule, seed):
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES, "threads"])
 def test_long_runs_of_one_set_of_buffers(schedule, seed, request):
-    in_use = staging.pinned_stats()["in_use"]
+    in_use = staging.pinned_stats().in_use
     sim.clear_reports()
     run(CpuGpuBuffer, POLICIES, schedule, seed, request.config.getoption("--ops"))
     check_nothing_is_left(in_use)
