@@ -10,6 +10,7 @@ void bind_buffer(pybind11::module_& m);
 void bind_copy(pybind11::module_& m);
 void bind_data(pybind11::module_& m);
 void bind_fetch(pybind11::module_& m);
+void bind_framing(pybind11::module_& m);
 void bind_hash(pybind11::module_& m);
 void bind_memory(pybind11::module_& m);
 void bind_runtime(pybind11::module_& m);
