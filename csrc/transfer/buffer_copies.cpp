@@ -37,7 +37,10 @@ BufferCopies::BufferCopies(DeviceContext& context, Arrays arrays, Reuse reuse) n
 BufferCopies::~BufferCopies() {
   if (Runtime::forked()) return;
   try {
-    if (order_.host_lost()) return retain_forever();
+    if (order_.host_lost()) {
+      retain_forever();
+      return;
+    }
     const auto retain = [&](const std::shared_ptr<void>& owner, const Event& user) {
       if (owner == nullptr || !user || user.query()) return;
       EventFrontier users;
