@@ -12,6 +12,7 @@ void bind_data(pybind11::module_& m);
 void bind_fetch(pybind11::module_& m);
 void bind_framing(pybind11::module_& m);
 void bind_hash(pybind11::module_& m);
+void bind_log(pybind11::module_& m);
 void bind_memory(pybind11::module_& m);
 void bind_runtime(pybind11::module_& m);
 void bind_slow_path(pybind11::module_& m);
