@@ -26,9 +26,9 @@ HostBytes copy_from_host(const at::TensorBase& tensor) {
 
 HostBytes copy_from_device(const at::TensorBase& tensor) {
   // The first blocks are on their way while memory is found for them.
-  DeviceBlocks blocks(tensor, std::nullopt,
-                      tensor.nbytes() < kSmallNbytes ? kSmallBlockNbytes
-                                                     : BlockDownload::kDefaultBlockNbytes);
+  DeviceBlocks blocks(
+      tensor, std::nullopt,
+      tensor.nbytes() < kSmallNbytes ? kSmallBlockNbytes : BlockDownload::kDefaultBlockNbytes);
   HostBytes bytes(tensor.nbytes());
   std::byte* out = bytes.data();
   for (auto block = blocks.next(); !block.empty(); block = blocks.next()) {

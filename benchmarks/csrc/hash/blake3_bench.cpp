@@ -24,8 +24,8 @@ volatile unsigned char sink;
 void hash(std::size_t nbytes) {
   const std::vector<unsigned char> input(nbytes, 0x5a);
   const int operations = static_cast<int>(std::max<std::size_t>(1, (4U << 20) / (nbytes + 64)));
-  const double cost = nanoseconds(
-      operations, [&] { sink = staging::blake3(input.data(), input.size())[0]; });
+  const double cost =
+      nanoseconds(operations, [&] { sink = staging::blake3(input.data(), input.size())[0]; });
   std::printf("hash %9zu bytes           %12.1f ns  %6.2f GB/s\n", nbytes, cost,
               static_cast<double>(nbytes) / cost);
 }
