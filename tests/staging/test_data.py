@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
+import signal
 import threading
 import weakref
 from collections import Counter
@@ -491,6 +493,26 @@ def test_the_gil_is_released_while_a_device_tensor_comes():
         assert thread.is_alive()  # waits for the stream, and this thread runs
     thread.join(30)
     assert got == [reference_bytes(torch.ones(1000))]
+
+
+@pytest.mark.sim
+def test_ctrl_c_ends_the_wait_and_leaves_nothing():
+    stream = torch.cuda.Stream()
+    tensor = torch.ones(5 * MiB, device="cuda")
+    torch.cuda.synchronize()
+    before = pinned_stats()
+    with sim.hold(stream.cuda_stream), torch.cuda.stream(stream):
+        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            tensor_data(tensor)
+        timer.join()
+        stats = pinned_stats()
+        assert stats.in_use == before.in_use
+        assert stats.in_flight == 3 * MiB  # the copies are still to come
+    sim.run_all()
+    assert pinned_stats().in_flight == 0
+    assert bytes(tensor_data(tensor)[:4]) == reference_bytes(torch.ones(1))
 
 
 @pytest.mark.sim
