@@ -1254,6 +1254,28 @@ print(stats.capacity_nbytes, staging.pinned_stats().allocated - before)
         assert all(0 < int(nbytes) < 4_000_000 for nbytes in result.stdout.split()), policy
 
 
+@pytest.mark.cuda
+def test_the_host_array_costs_a_page_more_at_most():
+    nbytes = 5_000_000  # the next power of two is 8,388,608
+    before = staging.pinned_stats()
+    buffer = make(nbytes // 4)
+    after = staging.pinned_stats()
+    assert nbytes <= after.in_use - before.in_use <= nbytes + 4096
+    assert buffer.cpu.is_pinned()
+
+
+@pytest.mark.cuda
+def test_a_buffer_beyond_the_limit_is_an_error_that_leaves_nothing():
+    before = staging.pinned_stats()
+    staging.set_pinned_limit(before.allocated + (1 << 20))
+    try:
+        with pytest.raises(staging.OutOfMemory, match="set_pinned_limit"):
+            make(1 << 20)
+    finally:
+        staging.set_pinned_limit(None)
+    assert staging.pinned_stats().in_use == before.in_use
+
+
 # -- figures ------------------------------------------------------------------------------
 
 
