@@ -1032,7 +1032,7 @@ def run_over_two_devices(code: str, *, policy: str = "lazy") -> str:
 
 @pytest.mark.sim
 @pytest.mark.cuda
-def test_a_buffer_of_the_second_device_makes_no_context_on_the_first():
+def test_work_on_the_second_device_makes_no_context_on_the_first():
     code = """
 import asyncio, threading, torch, staging
 from staging import CpuGpuBuffer, sim
@@ -1052,6 +1052,13 @@ def work():
     async def wait():
         return (await buffer.fetch())[0]
     assert asyncio.run(wait()) == 19
+    pinned = staging.pinned_zeros(64, dtype=torch.int32, device=1)
+    staging.copy_slice(buffer.gpu, pinned, 64)
+    staging.copy_slice(pinned, buffer.gpu, 64)
+    staging.copy_slice(torch.zeros(64, dtype=torch.int32), buffer.gpu, 64, snapshot=True)
+    staging.copy_slices([(pinned[i : i + 2], buffer.gpu[2 * i :], 2) for i in range(8)])
+    staging.tensor_digest(buffer.gpu)
+    staging.tensor_data(buffer.gpu)
     buffer.stats()
     del buffer
     staging.pinned_trim()
@@ -1251,7 +1258,9 @@ print(stats.capacity_nbytes, staging.pinned_stats().allocated - before)
             timeout=100,
             env=environment(policy=policy),
         )
-        assert all(0 < int(nbytes) < 4_000_000 for nbytes in result.stdout.split()), policy
+        slots, pinned = map(int, result.stdout.split())
+        assert 64_000 < slots < 4_000_000, policy
+        assert pinned < 4_000_000, policy
 
 
 @pytest.mark.cuda
@@ -1266,6 +1275,7 @@ def test_the_host_array_costs_a_page_more_at_most():
 
 @pytest.mark.cuda
 def test_a_buffer_beyond_the_limit_is_an_error_that_leaves_nothing():
+    staging.pinned_trim()
     before = staging.pinned_stats()
     staging.set_pinned_limit(before.allocated + (1 << 20))
     try:
