@@ -6,6 +6,7 @@
 #   make build   only build
 #   make test-sanitized  the C++ tests under ASan with UBSan, and under TSan
 #   make test-cpu-wheel  build a wheel for the CPU build of torch and test it installed
+#   make race    100,000 random operations on buffers for each schedule
 #   make soak    the long runs of which CI does a little
 #
 # PYTHON=python3.12 picks the interpreter, TORCH='torch==2.13.0' the torch to install,
@@ -21,7 +22,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 # Over the simulated device where this machine has no GPU; see scripts/on_device.
 ON_DEVICE := scripts/on_device $(PY)
 
-.PHONY: build demo test test-python test-core test-sanitized test-cpu-wheel bench lint format soak clean
+.PHONY: build demo test test-python test-core test-sanitized test-cpu-wheel bench lint format soak race clean
 .DEFAULT_GOAL := build
 
 $(VENV)/.torch:
@@ -61,7 +62,12 @@ test-python: build
 test-cpu-wheel:
 	scripts/test_cpu_wheel $(PYTHON)
 
+# Every operation of the race test, some minutes.
+race: build
+	$(ON_DEVICE) -m pytest -q tests/staging/test_race.py --ops 100000 $(ARGS)
+
 soak: build
+	$(ON_DEVICE) -m benchmarks.staging.soak
 	$(PY) -m benchmarks.staging.process.soak $(ARGS)
 
 bench: build

@@ -16,30 +16,41 @@ __version__ = "0.1.0"
 # Public name -> the module that defines it. The imports for type checkers below say
 # the same; tests/staging/test_init.py compares the two.
 _EXPORTS = {
+    "BufferStats": "staging.buffer",
     "CpuGpuBuffer": "staging.buffer",
     "DeviceError": "staging.errors",
     "DigestHandle": "staging.digest",
+    "Fetch": "staging.fetch",
     "OutOfMemory": "staging.errors",
+    "SlowPathWarning": "staging.strictness",
+    "StagingHint": "staging.strictness",
+    "StrictError": "staging.strictness",
     "TensorHasher": "staging.hasher",
+    "UploadStats": "staging.uploads",
     "content_key": "staging.hasher",
     "copy_slice": "staging.copy",
     "copy_slices": "staging.copy",
     "digest_async": "staging.digest",
     "digests_async": "staging.digest",
     "install_pinned_allocator": "staging.memory",
+    "nvtx_ranges": "staging.tracing",
     "pin": "staging.memory",
     "pinned_empty": "staging.memory",
     "pinned_stats": "staging.memory",
     "pinned_trim": "staging.memory",
     "pinned_zeros": "staging.memory",
     "set_pinned_limit": "staging.memory",
+    "set_upload_limit": "staging.uploads",
+    "strict": "staging.strictness",
     "tensor_data": "staging.data",
     "tensor_digest": "staging.digest",
     "tensor_digests": "staging.digest",
     "tensor_hexdigest": "staging.digest",
+    "upload_stats": "staging.uploads",
 }
 
 if TYPE_CHECKING:
+    from staging.buffer import BufferStats as BufferStats
     from staging.buffer import CpuGpuBuffer as CpuGpuBuffer
     from staging.copy import copy_slice as copy_slice
     from staging.copy import copy_slices as copy_slices
@@ -52,6 +63,7 @@ if TYPE_CHECKING:
     from staging.digest import tensor_hexdigest as tensor_hexdigest
     from staging.errors import DeviceError as DeviceError
     from staging.errors import OutOfMemory as OutOfMemory
+    from staging.fetch import Fetch as Fetch
     from staging.hasher import TensorHasher as TensorHasher
     from staging.hasher import content_key as content_key
     from staging.memory import install_pinned_allocator as install_pinned_allocator
@@ -61,13 +73,27 @@ if TYPE_CHECKING:
     from staging.memory import pinned_trim as pinned_trim
     from staging.memory import pinned_zeros as pinned_zeros
     from staging.memory import set_pinned_limit as set_pinned_limit
+    from staging.strictness import SlowPathWarning as SlowPathWarning
+    from staging.strictness import StagingHint as StagingHint
+    from staging.strictness import StrictError as StrictError
+    from staging.strictness import strict as strict
+    from staging.tracing import nvtx_ranges as nvtx_ranges
+    from staging.uploads import UploadStats as UploadStats
+    from staging.uploads import set_upload_limit as set_upload_limit
+    from staging.uploads import upload_stats as upload_stats
 
 __all__ = [
+    "BufferStats",
     "CpuGpuBuffer",
     "DeviceError",
     "DigestHandle",
+    "Fetch",
     "OutOfMemory",
+    "SlowPathWarning",
+    "StagingHint",
+    "StrictError",
     "TensorHasher",
+    "UploadStats",
     "__version__",
     "content_key",
     "copy_slice",
@@ -75,16 +101,20 @@ __all__ = [
     "digest_async",
     "digests_async",
     "install_pinned_allocator",
+    "nvtx_ranges",
     "pin",
     "pinned_empty",
     "pinned_stats",
     "pinned_trim",
     "pinned_zeros",
     "set_pinned_limit",
+    "set_upload_limit",
+    "strict",
     "tensor_data",
     "tensor_digest",
     "tensor_digests",
     "tensor_hexdigest",
+    "upload_stats",
 ]
 
 

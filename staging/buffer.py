@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from staging.extension import _C, torch
+from staging.fetch import Fetch
+from staging.host_guard import class_without, guarded_class, open_class
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-Reuse = Literal["snapshot"]
+Reuse = Literal["snapshot", "wait", "unchecked"]
 
-_POLICIES = ("snapshot",)
+_POLICIES = ("snapshot", "wait", "unchecked")
 
 
 class CpuGpuBuffer(_C.Buffer):
@@ -21,8 +25,8 @@ class CpuGpuBuffer(_C.Buffer):
 
     ``copy_to_gpu`` takes the host array's bytes before it returns, so the array can be
     overwritten for the next step at once, through any view of it. ``cpu`` and ``np`` wait for
-    a copy to the host that is still in flight before they are read; when none is, they are
-    plain attributes.
+    a copy that uses the host array before they are read; when none does, they are plain
+    attributes.
 
     Parameters
     ----------
@@ -38,9 +42,20 @@ class CpuGpuBuffer(_C.Buffer):
     with_numpy : bool
         Make ``np``. bfloat16, float8 and float4 have no NumPy dtype of their own: ``np`` is
         then of an ``ml_dtypes`` dtype.
-    reuse : {"snapshot"}
-        How the host array is protected while a copy to the device is in flight. "snapshot":
-        the bytes are first put into a pinned slot, which the transfer reads.
+    reuse : {"snapshot", "wait", "unchecked"}
+        How the host array is protected while a copy to the device is in flight.
+
+        ``"snapshot"``: its bytes are first put into a pinned slot, which the transfer reads.
+        It may be overwritten at once. Costs a host copy.
+
+        ``"wait"``: the transfer reads the array itself, and reading ``np`` or ``cpu`` waits
+        for the transfer. A view that was taken before must not be written until then.
+
+        ``"unchecked"``: the transfer reads the array itself, and nothing is guarded, in
+        neither direction: for those who synchronize themselves. Memory in flight is kept
+        alive and the buffer's copies stay in order all the same.
+    name : str
+        For profilers, see ``staging.nvtx_ranges``.
 
     Attributes
     ----------
@@ -54,20 +69,27 @@ class CpuGpuBuffer(_C.Buffer):
     Raises
     ------
     ValueError
-        A dtype without a NumPy counterpart, an unknown ``reuse``.
+        A dtype without a NumPy counterpart, an unknown ``reuse``, or a ``reuse`` other than
+        "snapshot" without pinned memory.
 
     Notes
     -----
     The buffer orders its own copies, on whatever streams they are. It does not order other
     readers of ``gpu``: those belong to the caller, as with any tensor.
 
-    One buffer may be used from several threads at once; whose copy comes first is theirs to
-    decide.
+    One buffer may be used from several threads at once: each call is whole, and whose comes
+    first is theirs to decide.
+
+    While the device uses the host array, the object's class is a subclass of its own class
+    with the same name (see ``staging.host_guard``).
     """
+
+    __slots__ = ("__dict__", "_numpy_dtype", "cpu", "gpu", "np")
 
     cpu: torch.Tensor
     gpu: torch.Tensor
     np: npt.NDArray[Any]
+    _numpy_dtype: Any  # of np; None without it
 
     def __init__(
         self,
@@ -77,43 +99,63 @@ class CpuGpuBuffer(_C.Buffer):
         pin_memory: bool | None = None,
         with_numpy: bool = True,
         reuse: Reuse = "snapshot",
+        name: str = "",
     ) -> None:
         if reuse not in _POLICIES:
             raise ValueError(f"reuse must be one of {', '.join(_POLICIES)}, got {reuse!r}")
         shape = _shape(size)
         place = torch.device(device)
         pin = place.type == "cuda" if pin_memory is None else pin_memory and place.type == "cuda"
-        numpy_dtype = _numpy_dtype(dtype) if with_numpy else None
+        if reuse != "snapshot" and place.type == "cuda" and not pin:
+            raise ValueError(
+                f"reuse={reuse!r} lets the transfer read the host array itself, which needs "
+                f"pin_memory=True; got pin_memory={pin_memory}"
+            )
+        ml_dtype = _ml_dtype(dtype) if with_numpy else None
         # Ordinary mutable tensors, even where the constructor runs inside inference mode.
         with torch.inference_mode(False), torch.no_grad():
-            cpu = torch.zeros(shape, dtype=dtype, device="cpu", pin_memory=pin)
+            # The device first: pinned memory then belongs to its context, not to one that
+            # would be made for it on the current device.
             gpu = torch.zeros(shape, dtype=dtype, device=place)
-        super().__init__(cpu, gpu, pin)
-        self._host: dict[str, Any] = {"cpu": cpu}
-        if with_numpy:
-            array = cpu.view(torch.uint8).numpy() if numpy_dtype is not None else cpu.numpy()
-            self._host["np"] = array if numpy_dtype is None else _view(array, numpy_dtype, shape)
+            cpu = torch.zeros(shape, dtype=dtype, device="cpu", pin_memory=pin)
+        super().__init__(cpu, gpu, pin, reuse, name)
+        cls = open_class(type(self))
+        if not with_numpy:
+            cls = class_without(
+                cls, "np", "this CpuGpuBuffer was made with with_numpy=False and has no 'np'"
+            )
+        if cls is not type(self):
+            self.__class__ = cls
+        self.cpu = cpu
         self.gpu = gpu
-        self.__dict__.update(self._host)
+        self._numpy_dtype = None
+        if with_numpy:
+            self.np = cpu.numpy() if ml_dtype is None else _view(cpu, ml_dtype, shape)
+            self._numpy_dtype = self.np.dtype
+        self._set_guard(cls, guarded_class(cls, ("cpu", "np") if with_numpy else ("cpu",)))
 
-    def copy_to_cpu(
+    def fill(
         self, n: int | None = None, *, stream: torch.cuda.Stream | None = None
-    ) -> torch.Tensor:
-        """Copy the device array, or its first rows, to the host.
+    ) -> AbstractContextManager[Any]:
+        """Write the first ``n`` rows straight into pinned memory, and copy them when done.
+
+        Saves the host copy of a snapshot. The host array is neither read nor written.
 
         Parameters
         ----------
         n
             How many rows of dimension 0; all of them by default.
         stream
-            Instead of the current stream of the buffer's device.
+            Instead of the stream of the buffer's device that is current when the block
+            begins.
 
         Returns
         -------
-        torch.Tensor
-            ``cpu`` or ``cpu[:n]``. This view, like any that was taken before, is not
-            guarded: read it only after ``np`` or ``cpu`` has been read, or the stream
-            has been waited for.
+        contextmanager
+            Of a NumPy array of the ``n`` rows (a tensor where the buffer has no ``np``). Its
+            contents are undefined: write every row. At the end of the block they are
+            copied to ``gpu[:n]``, in order with the buffer's other copies, and the array
+            becomes read-only. Where the block raises, nothing is copied.
 
         Raises
         ------
@@ -125,16 +167,92 @@ class CpuGpuBuffer(_C.Buffer):
 
         Notes
         -----
-        Waits for nothing, except where the host array is not pinned: then it returns when
-        the bytes are there. The next read of ``np`` or ``cpu`` waits for the copy.
+        Waits for nothing, except at the beginning for the oldest copy in flight where the
+        stream has more in flight than ``staging.set_upload_limit`` allows.
+
+        Examples
+        --------
+        >>> with buffer.fill(4) as rows:
+        ...     rows[:] = token_ids
         """
-        view = self._copy_to_cpu(n, stream)
-        # Behind the enqueueing, and in one step under the GIL: __getattr__ puts the names back
-        # only while nothing is in flight.
-        if self._in_flight():
-            for name in self._host:
-                self.__dict__.pop(name, None)
-        return view
+        return _Fill(self, n, stream)
+
+    def fetch(self, n: int | None = None, *, stream: torch.cuda.Stream | None = None) -> Fetch:
+        """Copy the device array, or its first rows, to the host, into memory of their own.
+
+        Parameters
+        ----------
+        n
+            How many rows of dimension 0; all of them by default.
+        stream
+            Instead of the current stream of the buffer's device.
+
+        Returns
+        -------
+        Fetch
+            A handle to ask, to wait for, or to ``await``. Many may be in flight at once.
+
+        Raises
+        ------
+        ValueError
+            ``n`` is negative or larger than the buffer.
+        OutOfMemory
+            There is no pinned memory for the result.
+        RuntimeError
+            The stream captures a CUDA graph, or the process was forked after CUDA was
+            initialised.
+
+        Notes
+        -----
+        Waits for nothing. The copy sees the device array as it is on ``stream`` behind what
+        was enqueued before; later copies of this buffer do not change it.
+        """
+        return Fetch(self._fetch(n, stream))
+
+    def refill(self, n: int | None = None, *, stream: torch.cuda.Stream | None = None) -> None:
+        """Give the next replay of a captured ``copy_to_gpu`` the host array's bytes of now.
+
+        A copy that was captured in a CUDA graph reads pinned memory of its own at every
+        replay. It has the bytes of the capture, or of the last refill. All graphs that captured
+        a copy of this buffer read the same memory, and keep it, and ``gpu``, alive.
+
+        Parameters
+        ----------
+        n
+            How many rows of dimension 0; all of them by default.
+        stream
+            Where the replay will be launched: it is put behind this buffer's other copies so
+            far. By default the current stream of the buffer's device.
+
+        Raises
+        ------
+        RuntimeError
+            No copy of this buffer was captured, or the stream captures.
+
+        Notes
+        -----
+        Waits until every replay launched so far has read the memory, and for a copy into the
+        host array. Refill and replay of one buffer belong to one thread.
+
+        Examples
+        --------
+        >>> with torch.cuda.graph(graph):
+        ...     model(buffer.copy_to_gpu())
+        >>> for step in steps:
+        ...     buffer.np[:] = step
+        ...     buffer.refill()
+        ...     graph.replay()
+        """
+        self._refill(n, stream)
+
+    def stats(self) -> BufferStats:
+        """Return what this buffer did so far.
+
+        Notes
+        -----
+        Asks the runtime which copies are complete; waits for nothing.
+        """
+        return BufferStats(*self._stats())
 
     @property
     def cp(self) -> Any:
@@ -143,25 +261,90 @@ class CpuGpuBuffer(_C.Buffer):
 
         return cupy.from_dlpack(self.gpu)
 
-    def __getattr__(self, name: str) -> Any:
-        """Hand out ``cpu`` and ``np`` after the copies that use the host array are done."""
-        host = self.__dict__.get("_host", {})
-        if name in host:
-            while self._in_flight():
-                self._wait()
-            self.__dict__.update(host)
-            return host[name]
-        if name == "np":
-            raise AttributeError("this CpuGpuBuffer was made with with_numpy=False and has no 'np'")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
     def __repr__(self) -> str:
-        """Shape, dtype and places."""
+        """Shape, dtype, places and policy."""
         gpu = self.gpu
+        options = "" if self._reuse() == "snapshot" else f", reuse={self._reuse()!r}"
         return (
             f"CpuGpuBuffer({', '.join(map(str, gpu.shape))}, dtype={gpu.dtype}, "
-            f"device={str(gpu.device)!r}, pin_memory={self._host['cpu'].is_pinned()})"
+            f"device={str(gpu.device)!r}, pin_memory={self._pinned()}{options})"
         )
+
+
+@dataclass(frozen=True)
+class BufferStats:
+    """What a buffer did so far.
+
+    Attributes
+    ----------
+    copies_to_gpu, copies_to_cpu, fetches
+        Copies that were enqueued (on a CPU device: done); ``fill`` counts as a copy to the
+        device. Copies of no rows are not counted.
+    captured
+        Copies that became part of a CUDA graph. Replays are not counted.
+    bytes_to_gpu, bytes_to_cpu
+        In those, fetches included, captured copies not.
+    waits, waited_us
+        How often a call waited for the device, and how long in all, in microseconds: reads of
+        ``np`` and ``cpu``, refills, and copies that found the stream's limit reached.
+    slots_in_flight
+        Snapshots and fills whose copies are not complete.
+    """
+
+    copies_to_gpu: int
+    copies_to_cpu: int
+    fetches: int
+    captured: int
+    bytes_to_gpu: int
+    bytes_to_cpu: int
+    waits: int
+    waited_us: int
+    slots_in_flight: int
+
+
+class _Fill:
+    """The context manager of ``fill``; used once."""
+
+    __slots__ = ("_buffer", "_n", "_slot", "_stream", "_view")
+
+    def __init__(self, buffer: CpuGpuBuffer, n: int | None, stream: Any) -> None:
+        self._buffer = buffer
+        self._n = n
+        self._stream = stream
+        self._slot: Any = None
+        self._view: Any = None
+
+    def __enter__(self) -> Any:
+        if self._slot is not None:
+            raise RuntimeError("this fill was entered before; call fill() again")
+        buffer = self._buffer
+        self._slot = buffer._begin_fill(self._n, self._stream)
+        shape = tuple(buffer.gpu.shape)
+        if self._n is not None:
+            shape = (self._n, *shape[1:])
+        self._view = _slot_view(self._slot, buffer._numpy_dtype, buffer.gpu.dtype, shape)
+        return self._view
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        view = self._view
+        self._view = None
+        if isinstance(view, np.ndarray):
+            view.flags.writeable = False
+        if kind is None:
+            self._buffer._end_fill(self._slot)
+        else:
+            self._slot.abandon()
+
+
+def _slot_view(
+    slot: Any, numpy_dtype: np.dtype[Any] | None, dtype: torch.dtype, shape: tuple[int, ...]
+) -> Any:
+    if numpy_dtype is not None:
+        # The array's base keeps the slot's memory.
+        return np.ndarray(shape, numpy_dtype, buffer=slot)
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.frombuffer(slot, dtype=torch.uint8).view(dtype).view(shape)
 
 
 def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:
@@ -170,7 +353,7 @@ def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(int(extent) for extent in size)
 
 
-def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
+def _ml_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
     """Return the ml_dtypes dtype of ``dtype``, or None where NumPy has one of its own."""
     name = str(dtype).removeprefix("torch.")
     names = {
@@ -183,7 +366,7 @@ def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
     }
     if name not in names:
         try:
-            torch.empty(0, dtype=dtype).numpy()
+            torch.empty(0, dtype=dtype, device="cpu").numpy()
         except (TypeError, RuntimeError) as error:
             raise ValueError(
                 f"dtype {dtype} has no NumPy counterpart; pass with_numpy=False"
@@ -200,7 +383,11 @@ def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
     return dtype_of_ml
 
 
-def _view(
-    array: npt.NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...]
-) -> npt.NDArray[Any]:
-    return array.reshape(-1).view(dtype).reshape(shape)
+def _no_bytes() -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
+def _view(cpu: torch.Tensor, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    flat = cpu.view(-1).view(torch.uint8) if cpu.numel() else _no_bytes()
+    array: npt.NDArray[Any] = flat.numpy().view(dtype).reshape(shape)
+    return array

@@ -6,6 +6,8 @@ before the extension that links against them.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 try:
@@ -16,5 +18,8 @@ except ImportError as error:
         "built for one version of torch: rebuild it with "
         "'pip install --no-build-isolation --force-reinstall tensor-staging' (or 'make build')"
     ) from error
+
+# Warnings are attributed to the first caller outside of this folder.
+_C.set_package_folder(str(Path(__file__).parent) + "/")
 
 __all__ = ["_C", "torch"]

@@ -26,6 +26,15 @@ def cuda_available() -> bool:
     return torch.cuda.is_available()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--ops",
+        type=int,
+        default=2000,
+        help="operations of each run of tests/staging/test_race.py (default: 2000)",
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     required = os.environ.get("STAGING_REQUIRE_GPU") == "1"
     for item in items:

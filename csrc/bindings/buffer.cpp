@@ -1,9 +1,19 @@
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "bindings/bindings.h"
+#include "bindings/fetch.h"
+#include "bindings/host_guard.h"
+#include "bindings/slow_path.h"
 #include "bindings/torch_bridge.h"
 #include "support/error.h"
+#include "support/nvtx.h"
+#include "support/slow_path.h"
+#include "torch_ops/host_allocator.h"
 #include "torch_ops/tensor_access.h"
 #include "transfer/buffer_copies.h"
 
@@ -13,48 +23,95 @@ namespace py = pybind11;
 
 namespace {
 
+// A snapshot of this size costs some 67 us of host time.
+constexpr std::size_t kHintNbytes = std::size_t{1} << 20;
+
+constexpr SlowPath kPageableDestination{"pin_memory=False",
+                                        "makes copy_to_cpu() wait until the bytes are there",
+                                        "make the buffer with pin_memory=True, or use fetch()"};
+
+Reuse reuse_argument(const std::string& name) {
+  if (name == "snapshot") return Reuse::kSnapshot;
+  if (name == "wait") return Reuse::kWait;
+  if (name == "unchecked") return Reuse::kUnchecked;
+  throw InvalidArgument("reuse must be 'snapshot', 'wait' or 'unchecked', got '" + name + "'");
+}
+
+// A slot that the user writes. It exports its memory through the buffer protocol, and keeps it
+// as long as somebody looks at it.
+class FillSlot {
+ public:
+  FillSlot(ReservedSlot slot, std::size_t nbytes)
+      : pinned_(slot.slot().block()), data_(slot.data()), nbytes_(nbytes), slot_(std::move(slot)) {}
+  // Without a device: ordinary memory.
+  explicit FillSlot(std::size_t nbytes)
+      : pageable_(std::make_unique<std::byte[]>(std::max<std::size_t>(nbytes, 1))),
+        data_(pageable_.get()),
+        nbytes_(nbytes) {}
+
+  py::buffer_info info() const {
+    return py::buffer_info(reinterpret_cast<std::uint8_t*>(data_),
+                           static_cast<py::ssize_t>(nbytes_));
+  }
+  const std::byte* data() const noexcept { return data_; }
+  std::size_t nbytes() const noexcept { return nbytes_; }
+  std::optional<ReservedSlot> take() { return std::exchange(slot_, std::nullopt); }
+  void abandon() { slot_.reset(); }
+
+ private:
+  std::shared_ptr<PinnedBlock> pinned_;
+  std::unique_ptr<std::byte[]> pageable_;
+  std::byte* data_;
+  std::size_t nbytes_;
+  std::optional<ReservedSlot> slot_;  // until it is uploaded or given up
+};
+
 // The base of staging.CpuGpuBuffer: a pair of dense tensors of one shape and the copies
-// between them. The Python class makes the tensors and guards the host one.
+// between them. The Python class makes the tensors.
 class Buffer {
  public:
-  Buffer(py::object cpu, py::object gpu, bool pinned)
+  Buffer(py::object cpu, py::object gpu, bool pinned, const std::string& reuse, std::string name)
       : cpu_object_(std::move(cpu)),
         gpu_object_(std::move(gpu)),
         cpu_(unpack_tensor(cpu_object_, "cpu")),
         gpu_(unpack_tensor(gpu_object_, "gpu")),
         rows_(cpu_.dim() > 0 ? cpu_.size(0) : 0),
         nbytes_(cpu_.nbytes()),
-        row_nbytes_(rows_ > 0 ? nbytes_ / static_cast<std::size_t>(rows_) : 0) {
+        row_nbytes_(rows_ > 0 ? nbytes_ / static_cast<std::size_t>(rows_) : 0),
+        pinned_(pinned),
+        reuse_(reuse_argument(reuse)),
+        name_(std::move(name)) {
     if (gpu_.is_cuda()) {
       device_ = gpu_.device().index();
       known_stream_ = torch_ops::current_stream(device_);
-      copies_ = std::make_unique<BufferCopies>(DeviceContext::of(device_), cpu_.mutable_data_ptr(),
-                                               gpu_.mutable_data_ptr(), pinned);
+      copies_ = std::make_unique<BufferCopies>(
+          DeviceContext::of(device_),
+          BufferCopies::Arrays{.host = cpu_.mutable_data_ptr(),
+                               .host_is_pinned = pinned,
+                               .device = gpu_.mutable_data_ptr(),
+                               .nbytes = nbytes_,
+                               .host_owner = std::make_shared<c10::Storage>(cpu_.storage()),
+                               .device_owner = std::make_shared<c10::Storage>(gpu_.storage())},
+          reuse_);
     }
   }
   Buffer(const Buffer&) = delete;  // one order of copies
   Buffer& operator=(const Buffer&) = delete;
 
-  ~Buffer() {
-    if (!copies_) return;
-    try {
-      // A copy that still uses the host array keeps its memory.
-      EventFrontier users = copies_->host_users();
-      if (!users.empty()) torch_ops::retain_until(copies_->context(), cpu_, std::move(users));
-    } catch (...) {  // nothing to tell it to
-    }
+  void set_guard(py::handle self, py::object open_class, py::object guarded_class) {
+    guard_.set(self, std::move(open_class), std::move(guarded_class));
   }
 
   py::object copy_to_gpu(py::handle n, py::handle stream) {
     const std::size_t nbytes = prefix_nbytes(n);
+    const NvtxRange range(name_, "copy_to_gpu");
     if (copies_) {
+      if (nbytes > kHintNbytes && reuse_ == Reuse::kSnapshot) hint_once(nbytes);
       const StreamRef on = stream_of(stream);
-      {
-        const py::gil_scoped_release no_gil;
-        copies_->upload(on, nbytes);
-      }
+      enqueue([&] { return copies_->upload(on, nbytes); });
     } else if (gpu_.is_cpu()) {
       std::memcpy(gpu_.mutable_data_ptr(), cpu_.const_data_ptr(), nbytes);
+      count(host_counts_.to_gpu, host_counts_.to_gpu_nbytes, nbytes);
     }
     gpu_.unsafeGetTensorImpl()->bump_version();
     return prefix(gpu_, gpu_object_, gpu_view_, n);
@@ -62,26 +119,115 @@ class Buffer {
 
   py::object copy_to_cpu(py::handle n, py::handle stream) {
     const std::size_t nbytes = prefix_nbytes(n);
+    const NvtxRange range(name_, "copy_to_cpu");
     if (copies_) {
+      if (!pinned_ && nbytes > 0) report_slow_path(kPageableDestination);
       const StreamRef on = stream_of(stream);
-      {
-        const py::gil_scoped_release no_gil;
+      enqueue([&] {
         copies_->download(on, nbytes);
-      }
+        return nbytes > 0 && reuse_ != Reuse::kUnchecked;
+      });
     } else if (gpu_.is_cpu()) {
       std::memcpy(cpu_.mutable_data_ptr(), gpu_.const_data_ptr(), nbytes);
+      count(host_counts_.to_cpu, host_counts_.to_cpu_nbytes, nbytes);
     }
     cpu_.unsafeGetTensorImpl()->bump_version();
     return prefix(cpu_, cpu_object_, cpu_view_, n);
   }
 
-  // Keeps the GIL: its answer and what the caller does with it are one step.
+  std::unique_ptr<FillSlot> begin_fill(py::handle n, py::handle stream) {
+    const std::size_t nbytes = prefix_nbytes(n);
+    if (!copies_ || nbytes == 0) return std::make_unique<FillSlot>(nbytes);
+    const StreamRef on = stream_of(stream);
+    const py::gil_scoped_release no_gil;
+    return std::make_unique<FillSlot>(copies_->begin_fill(on, nbytes), nbytes);
+  }
+
+  void end_fill(FillSlot& fill) {
+    const NvtxRange range(name_, "fill");
+    if (std::optional<ReservedSlot> slot = fill.take()) {
+      const py::gil_scoped_release no_gil;
+      copies_->end_fill(std::move(*slot), fill.nbytes());
+    } else if (gpu_.is_cpu()) {
+      std::memcpy(gpu_.mutable_data_ptr(), fill.data(), fill.nbytes());
+      count(host_counts_.to_gpu, host_counts_.to_gpu_nbytes, fill.nbytes());
+    }
+    gpu_.unsafeGetTensorImpl()->bump_version();
+  }
+
+  std::unique_ptr<FetchHandle> fetch(py::handle n, py::handle stream) {
+    const std::size_t nbytes = prefix_nbytes(n);
+    const NvtxRange range(name_, "fetch");
+    c10::SmallVector<std::int64_t, 5> sizes(gpu_.sizes().begin(), gpu_.sizes().end());
+    if (!n.is_none()) sizes[0] = n.cast<std::int64_t>();
+    auto handle = std::make_unique<FetchHandle>();
+    if (!copies_) {
+      handle->tensor = torch_ops::host_tensor(sizes, gpu_.scalar_type());
+      if (gpu_.is_cpu()) {
+        std::memcpy(handle->tensor.mutable_data_ptr(), gpu_.const_data_ptr(), nbytes);
+      }
+      count(host_counts_.fetches, host_counts_.to_cpu_nbytes, nbytes);
+      return handle;
+    }
+    const StreamRef on = stream_of(stream);
+    const py::gil_scoped_release no_gil;
+    torch_ops::watch_copies();  // the user may let PyTorch copy the result on
+    PinnedBlock block = copies_->context().pool().allocate(nbytes, device_);
+    bool lost = false;
+    try {
+      handle->fetch = copies_->fetch(on, block.data(), nbytes, &lost);
+    } catch (...) {
+      if (lost) block.detach();  // leaked: the copy may run yet
+      throw;
+    }
+    // Whatever becomes of the tensor, its memory is not reused before the copy is done.
+    if (handle->fetch.event()) block.add_gate(handle->fetch.event());
+    handle->tensor = torch_ops::tensor_of_block(std::move(block), sizes, gpu_.scalar_type());
+    return handle;
+  }
+
+  void refill(py::handle n, py::handle stream) {
+    const std::size_t nbytes = prefix_nbytes(n);
+    if (!copies_) {
+      throw StateError("refill() is for copies in a CUDA graph; this buffer is on " +
+                       gpu_.device().str());
+    }
+    const NvtxRange range(name_, "refill");
+    const StreamRef on = stream_of(stream);
+    const py::gil_scoped_release no_gil;
+    copies_->refill(on, nbytes);
+  }
+
+  // Until the host array is the host's; opens the guard then.
+  void wait_host() {
+    if (!copies_) return;
+    while (copies_->host_in_flight()) {
+      const NvtxRange range(name_, "wait");
+      const py::gil_scoped_release no_gil;
+      copies_->wait_host();
+    }
+    // Here with the GIL, which was not dropped since the check.
+    guard_.open();
+  }
+
+  bool pinned() const { return pinned_; }
+  const char* reuse() const {
+    return reuse_ == Reuse::kSnapshot ? "snapshot" : reuse_ == Reuse::kWait ? "wait" : "unchecked";
+  }
   bool in_flight() { return copies_ && copies_->host_in_flight(); }
 
-  void wait() {
-    if (!copies_) return;
-    const py::gil_scoped_release no_gil;
-    copies_->wait_host();
+  py::tuple stats() {
+    BufferCounts counts = host_counts_;
+    std::size_t slots = 0;
+    if (copies_) {
+      const py::gil_scoped_release no_gil;
+      Runtime::check_not_forked();
+      counts = copies_->counts();
+      slots = copies_->slots_in_flight();
+    }
+    return py::make_tuple(counts.to_gpu, counts.to_cpu, counts.fetches, counts.captured,
+                          counts.to_gpu_nbytes, counts.to_cpu_nbytes, counts.waits,
+                          counts.waited_us, slots);
   }
 
  private:
@@ -91,6 +237,38 @@ class Buffer {
     std::int64_t n = -1;
     py::object object;
   };
+
+  // Runs `operation`, which says whether the device uses the host array now, without the GIL.
+  template <typename Operation>
+  void enqueue(Operation operation) {
+    bool uses_host = false;
+    try {
+      const py::gil_scoped_release no_gil;
+      uses_host = operation();
+    } catch (...) {
+      // It may have been enqueued, and interrupted. The next read finds out.
+      if (reuse_ != Reuse::kUnchecked) guard_.close();
+      throw;
+    }
+    if (uses_host) guard_.close();
+  }
+
+  void hint_once(std::size_t nbytes) const {
+    static std::atomic<bool> hinted{false};
+    if (hinted.exchange(true, std::memory_order_relaxed)) return;
+    warn_user(staging_hint(),
+              detail::join_message(
+                  "copy_to_gpu() of ", nbytes / 1024,
+                  " KiB first takes a snapshot of the host array, a host copy of some 67 us for "
+                  "each MiB. fill(n) writes straight into pinned memory instead, and "
+                  "reuse='wait' lets the transfer read the array itself. (This is said once.)"));
+  }
+
+  static void count(std::uint64_t& calls, std::uint64_t& sum, std::size_t nbytes) {
+    if (nbytes == 0) return;
+    ++calls;
+    sum += nbytes;
+  }
 
   std::int64_t rows_argument(py::handle n) const {
     const std::int64_t rows = n.cast<std::int64_t>();
@@ -106,8 +284,8 @@ class Buffer {
   }
 
   StreamRef stream_of(py::handle stream) {
-    StreamRef on = torch_ops::current_stream(device_);
-    if (!stream.is_none()) on.handle = *stream_argument(stream, device_);
+    const StreamRef on =
+        stream.is_none() ? torch_ops::current_stream(device_) : *stream_argument(stream, device_);
     if (!(on == known_stream_)) {
       // Once per change of stream: the caching allocator remembers it until it frees.
       torch_ops::keep_device_memory(gpu_, on);
@@ -147,18 +325,27 @@ class Buffer {
   const std::int64_t rows_;
   const std::size_t nbytes_;
   const std::size_t row_nbytes_;
+  const bool pinned_;
+  const Reuse reuse_;
+  const std::string name_;
   int device_ = -1;
   StreamRef known_stream_;                // whose use of `gpu` the caching allocator knows
   std::unique_ptr<BufferCopies> copies_;  // null: no device, copies are immediate
+  BufferCounts host_counts_;              // of those
+  HostGuard guard_;
   View gpu_view_;
   View cpu_view_;
 };
 
 constexpr const char* kCopyToGpuDoc = R"(Copy the host array, or its first rows, to the device.
 
-The host array may be overwritten as soon as this returns, through any view of it:
-the bytes have been taken. The copy runs on ``stream`` in order with this buffer's
-other copies.
+Under ``reuse="snapshot"`` the host array may be overwritten as soon as this returns,
+through any view of it: the bytes have been taken. Under ``"wait"`` reading ``np`` or
+``cpu`` waits for the copy, and a view that was taken before must not be written until
+then. The copy runs on ``stream`` in order with this buffer's other copies.
+
+Where the stream captures a CUDA graph, the copy becomes part of the graph and reads
+pinned memory of its own at each replay; see ``refill``.
 
 Parameters
 ----------
@@ -177,26 +364,71 @@ Raises
 ValueError
     ``n`` is negative or larger than the buffer.
 RuntimeError
+    The process was forked after CUDA was initialised.
+
+Notes
+-----
+Waits for nothing, except for the oldest copy in flight where the stream has more in
+flight than ``staging.set_upload_limit`` allows. It never waits for this copy, nor for
+the device or the stream as a whole.
+)";
+
+constexpr const char* kCopyToCpuDoc = R"(Copy the device array, or its first rows, to the host.
+
+Parameters
+----------
+n : int, optional
+    How many rows of dimension 0; all of them by default.
+stream : torch.cuda.Stream, optional
+    Instead of the current stream of the buffer's device.
+
+Returns
+-------
+torch.Tensor
+    ``cpu`` or ``cpu[:n]``. This view, like any that was taken before, is not guarded:
+    read it only after ``np`` or ``cpu`` has been read, or the stream has been waited for.
+
+Raises
+------
+ValueError
+    ``n`` is negative or larger than the buffer.
+RuntimeError
     The stream captures a CUDA graph, or the process was forked after CUDA was
     initialised.
 
 Notes
 -----
-Waits for nothing, except for the oldest copy in flight where the stream's upload ring
-is full. It never waits for this copy, nor for the device or the stream as a whole.
+Waits for nothing, except where the host array is not pinned: then it returns when the
+bytes are there. The next read of ``np`` or ``cpu`` waits for the copy (except under
+``reuse="unchecked"``).
 )";
 
 }  // namespace
 
 void bind_buffer(py::module_& m) {
+  py::class_<FillSlot>(m, "FillSlot", py::buffer_protocol())
+      .def_buffer([](const FillSlot& slot) { return slot.info(); })
+      .def("abandon", &FillSlot::abandon);
   py::class_<Buffer>(m, "Buffer")
-      .def(py::init<py::object, py::object, bool>(), py::arg("cpu"), py::arg("gpu"),
-           py::arg("pinned"))
+      .def(py::init<py::object, py::object, bool, const std::string&, std::string>(),
+           py::arg("cpu"), py::arg("gpu"), py::arg("pinned"), py::arg("reuse"), py::arg("name"))
       .def("copy_to_gpu", &Buffer::copy_to_gpu, py::arg("n") = py::none(), py::kw_only(),
            py::arg("stream") = py::none(), kCopyToGpuDoc)
-      .def("_copy_to_cpu", &Buffer::copy_to_cpu, py::arg("n"), py::arg("stream"))
+      .def("copy_to_cpu", &Buffer::copy_to_cpu, py::arg("n") = py::none(), py::kw_only(),
+           py::arg("stream") = py::none(), kCopyToCpuDoc)
+      .def("_set_guard",
+           [](py::handle self, py::object open_class, py::object guarded_class) {
+             self.cast<Buffer&>().set_guard(self, std::move(open_class), std::move(guarded_class));
+           })
+      .def("_begin_fill", &Buffer::begin_fill, py::arg("n"), py::arg("stream"))
+      .def("_end_fill", &Buffer::end_fill, py::arg("slot"))
+      .def("_fetch", &Buffer::fetch, py::arg("n"), py::arg("stream"))
+      .def("_refill", &Buffer::refill, py::arg("n"), py::arg("stream"))
+      .def("_wait_host", &Buffer::wait_host)
+      .def("_pinned", &Buffer::pinned)
+      .def("_reuse", &Buffer::reuse)
       .def("_in_flight", &Buffer::in_flight)
-      .def("_wait", &Buffer::wait);
+      .def("_stats", &Buffer::stats);
 }
 
 }  // namespace staging::bindings

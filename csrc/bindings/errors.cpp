@@ -2,6 +2,7 @@
 #include "bindings/bindings.h"
 #include "support/error.h"
 #include "support/interrupt.h"
+#include "support/slow_path.h"
 
 namespace staging::bindings {
 
@@ -11,6 +12,7 @@ namespace {
 
 PyObject* device_error = nullptr;
 PyObject* out_of_memory = nullptr;
+PyObject* strict_error = nullptr;
 
 // The main thread's wait ends here when a signal's handler raised.
 bool signal_raised() {
@@ -44,6 +46,8 @@ void translate(std::exception_ptr pointer) {
     raise(out_of_memory, error);
   } catch (const DeviceError& error) {
     raise(device_error, error);
+  } catch (const StrictViolation& error) {
+    PyErr_SetString(strict_error, error.what());
   } catch (const Error& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
   }
@@ -63,6 +67,11 @@ void bind_errors(py::module_& m) {
   out_of_memory = PyErr_NewExceptionWithDoc(
       "staging.OutOfMemory", "Pinned memory, or an event, could not be had.", bases.ptr(), nullptr);
   m.attr("OutOfMemory") = py::reinterpret_borrow<py::object>(out_of_memory);
+  strict_error = PyErr_NewExceptionWithDoc(
+      "staging.StrictError",
+      "Strict mode refused a call that would be slow or synchronous. Nothing was done.",
+      PyExc_RuntimeError, nullptr);
+  m.attr("StrictError") = py::reinterpret_borrow<py::object>(strict_error);
   py::register_exception_translator(&translate);
   interrupt_check.store(&signal_raised);
 }

@@ -35,7 +35,7 @@ void update(Blake3& hasher, py::handle data) {
 std::unique_ptr<PendingDigests> start_digests(const py::sequence& tensors, py::handle stream) {
   std::vector<at::TensorBase> unpacked;
   for (const py::handle tensor : tensors) unpacked.push_back(unpack_tensor(tensor, "tensors"));
-  const std::optional<StreamHandle> on =
+  const std::optional<StreamRef> on =
       stream.is_none() ? std::nullopt : stream_argument(stream, unpacked.at(0).device().index());
   try {
     const py::gil_scoped_release no_gil;

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "support/error.h"
+#include "torch_ops/tensor_access.h"
 
 namespace staging::bindings {
 
@@ -22,7 +23,7 @@ py::object wrap_tensor(const at::TensorBase& tensor) {
   return object;
 }
 
-std::optional<StreamHandle> stream_argument(py::handle stream, int device) {
+std::optional<StreamRef> stream_argument(py::handle stream, int device) {
   if (stream.is_none()) return std::nullopt;
   if (!py::hasattr(stream, "cuda_stream")) {
     throw py::type_error(std::string("stream must be a torch.cuda.Stream or None, got ") +
@@ -32,7 +33,11 @@ std::optional<StreamHandle> stream_argument(py::handle stream, int device) {
   STAGING_EXPECTS(stream_device == device,
                   "stream must belong to the tensor's device cuda:", device,
                   ", got a stream of cuda:", stream_device);
-  return reinterpret_cast<StreamHandle>(stream.attr("cuda_stream").cast<std::uintptr_t>());
+  const auto handle = stream.attr("cuda_stream").cast<std::uintptr_t>();
+  // PyTorch's ids of its own streams are odd.
+  const bool from_torch =
+      py::hasattr(stream, "stream_id") && (stream.attr("stream_id").cast<std::int64_t>() & 1) != 0;
+  return torch_ops::stream_ref(device, reinterpret_cast<StreamHandle>(handle), from_torch);
 }
 
 }  // namespace staging::bindings

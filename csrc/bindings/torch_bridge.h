@@ -16,6 +16,6 @@ pybind11::object wrap_tensor(const at::TensorBase& tensor);
 
 // A stream argument: None, or anything with `cuda_stream` (torch.cuda.Stream). ValueError
 // where it belongs to another device than `device`.
-std::optional<StreamHandle> stream_argument(pybind11::handle stream, int device);
+std::optional<StreamRef> stream_argument(pybind11::handle stream, int device);
 
 }  // namespace staging::bindings

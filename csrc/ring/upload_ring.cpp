@@ -1,6 +1,7 @@
 #include "ring/upload_ring.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <chrono>
 #include <thread>
@@ -15,52 +16,93 @@ namespace {
 
 // A ring that holds this many copies asks for completion once in that many calls.
 constexpr std::size_t kCopiesPerTurn = 32;
-// How many reservations pass between two looks at whether the ring is too large.
-constexpr std::uint64_t kShrinkPeriod = 4096;
 
 std::size_t align_up(std::size_t nbytes) {
   return (nbytes + UploadRing::kAlignment - 1) & ~(UploadRing::kAlignment - 1);
+}
+
+std::size_t segment_size(std::size_t nbytes) {
+  return std::clamp(std::bit_ceil(nbytes), UploadRing::kFirstSegmentNbytes,
+                    UploadRing::kMaxSegmentNbytes);
 }
 
 }  // namespace
 
 UploadRing::~UploadRing() {
   for (std::unique_ptr<Segment>& segment : segments_) {
-    for (const Entry& entry : segment->entries) {
-      bool complete = entry.state == State::kComplete;
-      try {
-        complete = complete || (entry.event && entry.event.query());
-      } catch (...) {  // the context is lost
+    std::vector<Event> gates;
+    bool known = true;
+    for (Entry& entry : segment->entries) {
+      if (entry.state == State::kComplete) continue;
+      if (entry.event) {
+        gates.push_back(std::move(entry.event));
+      } else {
+        known = false;
       }
-      if (!complete) {
-        segment.release();  // NOLINT: leaked on purpose, see the header
-        break;
-      }
+    }
+    if (known) {
+      segment->memory.release(std::move(gates));
+    } else {
+      segment->memory.detach();  // leaked: nothing tells when it is free
     }
   }
 }
 
-UploadRing::Slot UploadRing::reserve(std::size_t nbytes) {
+UploadRing::Slot UploadRing::reserve(std::size_t nbytes, Tag tag) {
   STAGING_EXPECTS(nbytes > 0, "nbytes must be > 0");
+  if (nbytes > kMaxSlotNbytes) return reserve_block(nbytes, tag);
   nbytes = align_up(nbytes);
   Slot slot;
   Lock lock(mutex_);
-  largest_nbytes_ = std::max(largest_nbytes_, nbytes);
-  if (++reservations_ >= kShrinkPeriod) consider_shrinking(lock);
-  while (!claim(nbytes, &slot)) {
+  while (!claim(nbytes, tag, &slot)) {
     // Room for many copies first: it costs pinned memory once, and then few queries.
-    const std::size_t roomy = std::min(limit_nbytes_, kCopiesPerTurn * nbytes);
-    if (capacity() < roomy && grow(lock, growth(nbytes, roomy))) continue;
-    const std::size_t before = in_flight();
-    reclaim(lock);
-    if (in_flight() < before) continue;
-    if (grow(lock, growth(nbytes, 0))) continue;
-    wait_for_oldest(lock);
+    const std::size_t roomy = segment_size(kCopiesPerTurn * nbytes);
+    const bool small = segments_.empty() || segments_.back()->capacity() < roomy;
+    if (small && grow(lock, std::min(roomy, room(nbytes)))) continue;
+    if (reclaim(lock)) continue;
+    if (!make_room(lock, nbytes, &slot)) {
+      // Nothing is in flight that could be waited for, and there is no memory: this says why.
+      lock.unlock();
+      PinnedBlock block = pool_.allocate(kFirstSegmentNbytes, stream_.device);
+      lock.lock();
+    }
   }
   return slot;
 }
 
+// The ring is full of copies in flight: makes it larger or waits. False where it can do
+// neither.
+bool UploadRing::make_room(Lock& lock, std::size_t nbytes, Slot* slot) {
+  const std::size_t current = segments_.empty() ? 0 : segments_.back()->capacity();
+  return grow(lock, std::min(segment_size(2 * current), room(nbytes))) ||
+         wait_for_oldest(lock, slot);
+}
+
+UploadRing::Slot UploadRing::reserve_block(std::size_t nbytes, Tag tag) {
+  STAGING_EXPECTS(nbytes > 0, "nbytes must be > 0");
+  Slot slot;
+  Lock lock(mutex_);
+  while (room(nbytes) < nbytes) {
+    if (!reclaim(lock) && !wait_for_oldest(lock, &slot)) break;
+  }
+  lock.unlock();
+  auto block = std::make_shared<PinnedBlock>(pool_.allocate(nbytes, stream_.device));
+  lock.lock();
+  slot.data_ = block->bytes();
+  slot.key_ = ++clock_;
+  slot.block_ = std::move(block);
+  blocks_.push_back({.end = nbytes, .reserved = slot.key_, .tag = tag});
+  return slot;
+}
+
 void UploadRing::commit(const Slot& slot, Event event) {
+  if (slot.block_ != nullptr) {
+    if (event) {
+      slot.block_->add_gate(event);
+    } else {
+      slot.block_->detach();  // leaked: nothing tells when it is free
+    }
+  }
   const Lock lock(mutex_);
   Entry& entry = entry_of(slot);
   entry.event = std::move(event);
@@ -71,22 +113,15 @@ void UploadRing::commit(const Slot& slot, Event event) {
 void UploadRing::abandon(const Slot& slot) {
   const Lock lock(mutex_);
   entry_of(slot).state = State::kComplete;
-  pop_complete();
+  release_complete();
 }
 
 std::size_t UploadRing::trim() {
-  Garbage garbage;
-  std::size_t nbytes = 0;
   Lock lock(mutex_);
   reclaim(lock);
-  std::erase_if(segments_, [&](std::unique_ptr<Segment>& segment) {
-    if (!segment->entries.empty()) return false;
-    nbytes += segment->capacity();
-    garbage.push_back(std::move(segment));
-    return true;
-  });
-  lock.unlock();
-  return nbytes;
+  const std::size_t before = capacity();
+  std::erase_if(segments_, [](const auto& segment) { return segment->entries.empty(); });
+  return before - capacity();
 }
 
 UploadRingStats UploadRing::stats() const {
@@ -94,14 +129,33 @@ UploadRingStats UploadRing::stats() const {
   UploadRingStats stats;
   stats.capacity_nbytes = capacity();
   stats.in_flight_nbytes = in_flight();
-  for (const auto& segment : segments_) stats.in_flight_slots += segment->entries.size();
+  for_each_entry(*this, [&](const Entry&) { ++stats.in_flight_slots; });
   stats.waits = waits_;
   stats.waited_us = waited_us_;
   return stats;
 }
 
+std::size_t UploadRing::count_in_flight(Tag tag) {
+  Lock lock(mutex_);
+  while (reclaim(lock)) {
+  }
+  std::size_t count = 0;
+  for_each_entry(*this, [&](const Entry& entry) {
+    if (entry.tag == tag && entry.state != State::kComplete) ++count;
+  });
+  return count;
+}
+
+template <typename Self, typename Visit>
+void UploadRing::for_each_entry(Self& self, Visit visit) {
+  for (const auto& segment : self.segments_) {
+    for (Entry& entry : segment->entries) visit(entry);
+  }
+  for (auto& entry : self.blocks_) visit(entry);
+}
+
 // Takes a slot in the current segment, where one fits without touching a live one.
-bool UploadRing::claim(std::size_t nbytes, Slot* slot) {
+bool UploadRing::claim(std::size_t nbytes, Tag tag, Slot* slot) {
   if (segments_.empty()) return false;
   Segment& segment = *segments_.back();
   const std::size_t capacity = segment.capacity();
@@ -111,35 +165,37 @@ bool UploadRing::claim(std::size_t nbytes, Slot* slot) {
   const std::size_t offset = static_cast<std::size_t>(start % capacity);
   if (offset + nbytes > capacity) start += capacity - offset;  // a slot is contiguous
   if (start + nbytes - segment.tail > capacity) return false;
+  segment.entries.push_back({.end = start + nbytes, .reserved = ++clock_, .tag = tag});
   segment.head = start + nbytes;
-  segment.entries.push_back({.end = segment.head, .reserved = ++clock_});
   slot->data_ = segment.memory.bytes() + start % capacity;
   slot->segment_ = &segment;
-  slot->index_ = segment.first_index + segment.entries.size() - 1;
+  slot->key_ = segment.first_index + segment.entries.size() - 1;
   return true;
 }
 
 UploadRing::Entry& UploadRing::entry_of(const Slot& slot) noexcept {
-  Segment& segment = *static_cast<Segment*>(slot.segment_);
-  return segment.entries[slot.index_ - segment.first_index];
+  if (slot.segment_ != nullptr) {
+    Segment& segment = *static_cast<Segment*>(slot.segment_);
+    return segment.entries[slot.key_ - segment.first_index];
+  }
+  return *std::find_if(blocks_.rbegin(), blocks_.rend(),
+                       [&](const Entry& entry) { return entry.reserved == slot.key_; });
 }
 
 // The copy that was reserved at this stamp is complete; so is every copy that was
 // committed before it was reserved.
 void UploadRing::settle(std::uint64_t reserved) {
-  for (const auto& segment : segments_) {
-    for (Entry& entry : segment->entries) {
-      if (entry.state != State::kInFlight) continue;
-      if (entry.reserved == reserved || entry.committed < reserved) {
-        entry.state = State::kComplete;
-        entry.event = {};
-      }
+  for_each_entry(*this, [&](Entry& entry) {
+    if (entry.state != State::kInFlight) return;
+    if (entry.reserved == reserved || entry.committed < reserved) {
+      entry.state = State::kComplete;
+      entry.event = {};
     }
-  }
-  pop_complete();
+  });
+  release_complete();
 }
 
-void UploadRing::pop_complete() {
+void UploadRing::release_complete() {
   for (const auto& segment : segments_) {
     while (!segment->entries.empty() && segment->entries.front().state == State::kComplete) {
       segment->tail = segment->entries.front().end;
@@ -147,11 +203,18 @@ void UploadRing::pop_complete() {
       ++segment->first_index;
     }
   }
+  std::erase_if(blocks_, [](const Entry& entry) { return entry.state == State::kComplete; });
+  // The pool takes its lock under ours, and never the other way round.
+  const Segment* current = segments_.empty() ? nullptr : segments_.back().get();
+  std::erase_if(segments_, [&](const std::unique_ptr<Segment>& segment) {
+    return segment->entries.empty() && segment.get() != current;
+  });
 }
 
 std::size_t UploadRing::in_flight() const noexcept {
   std::size_t nbytes = 0;
   for (const auto& segment : segments_) nbytes += segment->in_flight();
+  for (const Entry& entry : blocks_) nbytes += entry.end;
   return nbytes;
 }
 
@@ -161,45 +224,41 @@ std::size_t UploadRing::capacity() const noexcept {
   return nbytes;
 }
 
-// How large the next segment may be: 0 where none may be added now.
-std::size_t UploadRing::growth(std::size_t nbytes, std::size_t at_least) const noexcept {
-  const std::size_t current = segments_.empty() ? 0 : segments_.back()->capacity();
-  const std::size_t wanted =
-      std::bit_ceil(std::max({kInitialNbytes, 2 * current, at_least, nbytes}));
-  const std::size_t limit = std::max(limit_nbytes_, 2 * nbytes);
-  // Segments that hold nothing are given up when a new one comes.
+// How much more may be given to copies now, the one at hand being of `nbytes`.
+std::size_t UploadRing::room(std::size_t nbytes) const noexcept {
+  const std::size_t limit = std::max(this->limit(), 2 * nbytes);
   std::size_t kept = 0;
   for (const auto& segment : segments_) {
+    // One that holds nothing is given up when a new one comes.
     if (!segment->entries.empty()) kept += segment->capacity();
   }
-  const std::size_t room = limit > kept ? limit - kept : 0;
-  const std::size_t size = std::min(wanted, room) & ~(kAlignment - 1);
-  return size >= nbytes && size > 0 ? size : 0;
+  for (const Entry& entry : blocks_) {
+    if (entry.state == State::kInFlight) kept += entry.end;
+  }
+  const std::size_t room = limit > kept ? (limit - kept) & ~(kAlignment - 1) : 0;
+  return room >= nbytes ? room : 0;
 }
 
 // Asks whether the newest copy is complete, then an older one, then the oldest; the first
-// yes settles all before it.
-void UploadRing::reclaim(Lock& lock) {
-  for (int attempt = 0; attempt < 3; ++attempt) {
+// yes settles all before it. Whether anything was settled.
+bool UploadRing::reclaim(Lock& lock) {
+  // By stamp: copies in blocks and in segments lie in different lists.
+  std::vector<std::uint64_t> gated;
+  for_each_entry(*this, [&](const Entry& entry) {
+    if (entry.state == State::kInFlight && entry.event) gated.push_back(entry.reserved);
+  });
+  if (gated.empty()) return false;
+  std::sort(gated.begin(), gated.end());
+  const std::array<std::uint64_t, 3> order = {gated.back(), gated[gated.size() / 2], gated.front()};
+  for (std::size_t i = 0; i < std::min(order.size(), gated.size()); ++i) {
     Probe probe;
-    std::size_t gated = 0;
-    for (const auto& segment : segments_) {
-      for (const Entry& entry : segment->entries) {
-        gated += entry.state == State::kInFlight && entry.event ? 1 : 0;
-      }
-    }
-    if (gated == 0) return;
-    const std::size_t wanted = attempt == 0 ? gated - 1 : attempt == 1 ? gated / 2 : 0;
-    std::size_t position = 0;
-    for (const auto& segment : segments_) {
-      for (const Entry& entry : segment->entries) {
-        if (entry.state != State::kInFlight || !entry.event) continue;
-        if (position++ == wanted) probe = {entry.event, entry.reserved};
-      }
-    }
-    if (query(lock, probe)) break;
+    for_each_entry(*this, [&](const Entry& entry) {
+      if (entry.reserved == order[i] && entry.event) probe = {entry.event, entry.reserved};
+    });
+    if (!probe.event) return true;  // another thread settled it
+    if (query(lock, probe)) return true;
   }
-  peak_nbytes_ = std::max(peak_nbytes_, in_flight());
+  return false;
 }
 
 bool UploadRing::query(Lock& lock, const Probe& probe) {
@@ -210,69 +269,65 @@ bool UploadRing::query(Lock& lock, const Probe& probe) {
   return complete;
 }
 
+// A new current segment; false where none may be added or no memory is to be had.
 bool UploadRing::grow(Lock& lock, std::size_t capacity) {
   if (capacity == 0) return false;
-  Garbage garbage;
   lock.unlock();
-  auto segment = std::make_unique<Segment>(
-      Segment{.memory = PinnedBuffer(events_.runtime(), stream_.device, capacity)});
+  auto segment = std::make_unique<Segment>();
+  try {
+    segment->memory = pool_.allocate(capacity, stream_.device);
+  } catch (const OutOfMemory&) {
+    lock.lock();
+    return false;
+  }
   lock.lock();
-  std::erase_if(segments_, [&](std::unique_ptr<Segment>& old) {
-    if (!old->entries.empty()) return false;
-    garbage.push_back(std::move(old));
-    return true;
-  });
   segments_.push_back(std::move(segment));
-  lock.unlock();
-  garbage.clear();
-  lock.lock();
+  release_complete();
   return true;
 }
 
-void UploadRing::wait_for_oldest(Lock& lock) {
+// False where nothing is in flight.
+bool UploadRing::wait_for_oldest(Lock& lock, Slot* slot) {
   Probe probe;
+  std::uint64_t oldest = UINT64_MAX;
   bool being_filled = false;
+  bool in_flight = false;
   for (const auto& segment : segments_) {
-    for (const Entry& entry : segment->entries) {
-      being_filled |= entry.state == State::kReserved;
-      if (!probe.event && entry.state == State::kInFlight && entry.event) {
-        probe = {entry.event, entry.reserved};
-      }
-    }
+    for (const Entry& entry : segment->entries) being_filled |= entry.state == State::kReserved;
   }
+  for_each_entry(*this, [&](const Entry& entry) {
+    if (entry.state != State::kInFlight) return;
+    in_flight = true;
+    if (entry.event && entry.reserved < oldest) {
+      oldest = entry.reserved;
+      probe = {entry.event, entry.reserved};
+    }
+  });
+  if (!in_flight && !being_filled) return false;
   const auto start = std::chrono::steady_clock::now();
   ++waits_;
   const std::uint64_t now = ++clock_;
   lock.unlock();
   if (probe.event) {
     probe.event.synchronize();
-  } else if (being_filled) {
-    // Other threads hold every slot and are about to commit them.
-    throw_if_interrupted();
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
-  } else {
+  } else if (in_flight) {
     // Every slot lost its event to an error; only the stream can say when they are through.
     throw_if_interrupted();
     events_.runtime().synchronize_stream(stream_.device, stream_.handle);
     probe.reserved = now;
+  } else {
+    // Other threads hold every slot and are about to commit them.
+    throw_if_interrupted();
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
   lock.lock();
-  waited_us_ += static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
-                                               std::chrono::steady_clock::now() - start)
-                                               .count());
+  const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(
+      std::chrono::steady_clock::now() - start);
+  waited_us_ += static_cast<std::uint64_t>(waited.count());
+  ++slot->waits_;
+  slot->waited_us_ += static_cast<std::uint64_t>(waited.count());
   if (probe.reserved != 0) settle(probe.reserved);
-}
-
-void UploadRing::consider_shrinking(Lock& lock) {
-  reservations_ = 0;
-  reclaim(lock);
-  const std::size_t peak = std::max(peak_nbytes_, in_flight());
-  const std::size_t needed =
-      std::max(2 * peak, std::min(limit_nbytes_, kCopiesPerTurn * largest_nbytes_));
-  peak_nbytes_ = 0;
-  largest_nbytes_ = 0;
-  const std::size_t target = std::bit_ceil(std::max(kInitialNbytes, needed));
-  if (!segments_.empty() && segments_.back()->capacity() >= 4 * target) grow(lock, target);
+  return true;
 }
 
 }  // namespace staging

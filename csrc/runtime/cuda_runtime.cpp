@@ -76,9 +76,6 @@ class RelaxedCapture {
 class CudaRuntime final : public Runtime {
  public:
   Backend backend() const noexcept override { return Backend::kCuda; }
-  bool context_lost() const noexcept override {
-    return context_lost_.load(std::memory_order_relaxed);
-  }
 
   int device_count() override {
     int count = 0;
@@ -108,12 +105,18 @@ class CudaRuntime final : public Runtime {
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     return stream;
   }
-  void destroy_stream(int, StreamHandle stream) noexcept override {
-    discard(cudaStreamDestroy(stream_of(stream)));
+  void destroy_stream(int device, StreamHandle stream) noexcept override {
+    on_device(device, [&] { discard(cudaStreamDestroy(stream_of(stream)), "cudaStreamDestroy"); });
   }
-  void synchronize_stream(int, StreamHandle stream) override {
+  void synchronize_stream(int device, StreamHandle stream) override {
+    const DeviceScope scope(*this, device);
     const RelaxedCapture relaxed;
     check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize");
+  }
+  unsigned long long stream_id(int, StreamHandle stream) override {
+    unsigned long long id = 0;
+    check(cudaStreamGetId(stream_of(stream), &id), "cudaStreamGetId");
+    return id;
   }
   void stream_wait_event(int, StreamHandle stream, EventHandle event) override {
     check(cudaStreamWaitEvent(stream_of(stream), event_of(event), cudaEventWaitDefault),
@@ -155,8 +158,8 @@ class CudaRuntime final : public Runtime {
           "cudaEventCreateWithFlags");
     return event;
   }
-  void destroy_event(int, EventHandle event) noexcept override {
-    discard(cudaEventDestroy(event_of(event)));
+  void destroy_event(int device, EventHandle event) noexcept override {
+    on_device(device, [&] { discard(cudaEventDestroy(event_of(event)), "cudaEventDestroy"); });
   }
   void record_event(int, EventHandle event, StreamHandle stream) override {
     check(cudaEventRecord(event_of(event), stream_of(stream)), "cudaEventRecord");
@@ -165,14 +168,21 @@ class CudaRuntime final : public Runtime {
     check(cudaEventRecordWithFlags(event_of(event), stream_of(stream), cudaEventRecordExternal),
           "cudaEventRecordWithFlags");
   }
-  bool query_event(int, EventHandle event) override {
+  // With the device current: on a thread without one, the call would make a context on device 0.
+  bool query_event(int device, EventHandle event) override {
+    const DeviceScope scope(*this, device);
     const RelaxedCapture relaxed;
     const cudaError_t code = cudaEventQuery(event_of(event));
-    if (code == cudaErrorNotReady) return false;  // not an error: it is not a "last error" either
+    if (code == cudaErrorNotReady) {
+      // Not an error, and yet a "last error" for somebody else's check to find.
+      if (cudaPeekAtLastError() == cudaErrorNotReady) cudaGetLastError();
+      return false;
+    }
     check(code, "cudaEventQuery");
     return true;
   }
-  void synchronize_event(int, EventHandle event) override {
+  void synchronize_event(int device, EventHandle event) override {
+    const DeviceScope scope(*this, device);
     const RelaxedCapture relaxed;
     check(cudaEventSynchronize(event_of(event)), "cudaEventSynchronize");
   }
@@ -188,21 +198,27 @@ class CudaRuntime final : public Runtime {
     void* pointer = nullptr;
     check(cudaHostAlloc(&pointer, nbytes, cudaHostAllocPortable | cudaHostAllocMapped),
           "cudaHostAlloc");
+    pinning_device_.store(device, std::memory_order_relaxed);
     return pointer;
   }
   void free_pinned(void* pointer) noexcept override {
-    const RelaxedCapture relaxed;
-    discard(cudaFreeHost(pointer));
+    on_device(pinning_device_.load(std::memory_order_relaxed), [&] {
+      const RelaxedCapture relaxed;
+      discard(cudaFreeHost(pointer), "cudaFreeHost");
+    });
   }
   void register_pinned(int device, void* pointer, std::size_t nbytes) override {
     const DeviceScope scope(*this, device);
     const RelaxedCapture relaxed;
     check(cudaHostRegister(pointer, nbytes, cudaHostRegisterPortable | cudaHostRegisterMapped),
           "cudaHostRegister");
+    pinning_device_.store(device, std::memory_order_relaxed);
   }
   void unregister_pinned(void* pointer) noexcept override {
-    const RelaxedCapture relaxed;
-    discard(cudaHostUnregister(pointer));
+    on_device(pinning_device_.load(std::memory_order_relaxed), [&] {
+      const RelaxedCapture relaxed;
+      discard(cudaHostUnregister(pointer), "cudaHostUnregister");
+    });
   }
   PointerInfo pointer_info(const void* pointer) override {
     const RelaxedCapture relaxed;
@@ -297,23 +313,25 @@ class CudaRuntime final : public Runtime {
 
   void retain_in_capture(int device, StreamHandle stream, void (*destroy)(void*),
                          void* argument) override {
-    CaptureInfo info;
     cudaUserObject_t object = nullptr;
+    void* graph = nullptr;
     try {
-      info = capture_info(device, stream);
+      const CaptureInfo info = capture_info(device, stream);
       if (info.status != CaptureStatus::kActive) {
         throw StateError("the stream is not capturing, there is no graph to retain memory");
       }
+      graph = info.graph;
       check(cudaUserObjectCreate(&object, argument, destroy, 1, cudaUserObjectNoDestructorSync),
             "cudaUserObjectCreate");
     } catch (...) {
-      destroy(argument);  // nothing else will
+      destroy(argument);
       throw;
     }
-    const cudaError_t code = cudaGraphRetainUserObject(static_cast<cudaGraph_t>(info.graph), object,
-                                                       1, cudaGraphUserObjectMove);
+    const cudaError_t code = cudaGraphRetainUserObject(static_cast<cudaGraph_t>(graph), object, 1,
+                                                       cudaGraphUserObjectMove);
     if (code != cudaSuccess) {
-      discard(cudaUserObjectRelease(object, 1));  // runs destroy: the caller's reference is gone
+      cudaGetLastError();
+      discard(cudaUserObjectRelease(object, 1), "cudaUserObjectRelease");  // runs destroy
       check(code, "cudaGraphRetainUserObject");
     }
   }
@@ -330,6 +348,16 @@ class CudaRuntime final : public Runtime {
     }
   }
 
+  // For what may not throw: a device that cannot be made current is left alone.
+  template <typename Call>
+  void on_device(int device, Call call) noexcept {
+    try {
+      const DeviceScope scope(*this, device);
+      call();
+    } catch (...) {  // consumed; the memory or handle is leaked
+    }
+  }
+
   void check(cudaError_t code, const char* call) {
     if (code != cudaSuccess) [[unlikely]]
       fail(code, call);
@@ -337,24 +365,25 @@ class CudaRuntime final : public Runtime {
 
   [[noreturn]] void fail(cudaError_t code, const char* call) {
     cudaGetLastError();  // ours: nobody else's check may find it
-    const bool sticky = destroys_context(code);
-    if (sticky) context_lost_.store(true, std::memory_order_relaxed);
     const char* name = cudaGetErrorName(code);
     const char* text = cudaGetErrorString(code);
-    if (code == cudaErrorMemoryAllocation) throw OutOfMemory(call, code, name, text, sticky);
-    throw DeviceError(call, code, name, text, sticky);
+    if (code == cudaErrorMemoryAllocation) throw OutOfMemory(call, code, name, text, false);
+    const DeviceError error(call, code, name, text, destroys_context(code));
+    if (error.sticky()) lose_context(error);
+    throw error;
   }
 
   // For destructors: a failure is consumed; the memory or handle is leaked.
-  void discard(cudaError_t code) noexcept {
+  void discard(cudaError_t code, const char* call) noexcept {
     // At process end the runtime is gone already, and may not be called again.
     if (code == cudaSuccess || code == cudaErrorCudartUnloading) return;
     cudaGetLastError();
-    if (destroys_context(code)) context_lost_.store(true, std::memory_order_relaxed);
+    if (!destroys_context(code)) return;
+    lose_context(DeviceError(call, code, cudaGetErrorName(code), cudaGetErrorString(code), true));
   }
 
-  std::atomic<bool> context_lost_{false};
   std::atomic<bool> batch_missing_{false};
+  std::atomic<int> pinning_device_{-1};  // one that has a context, for unpinning
 };
 
 }  // namespace

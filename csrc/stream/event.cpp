@@ -1,55 +1,32 @@
 #include "stream/event.h"
 
-#include <algorithm>
-#include <chrono>
-#include <thread>
-
 #include "stream/event_pool.h"
-#include "support/interrupt.h"
 
 namespace staging {
 
-namespace {
-
-using Clock = std::chrono::steady_clock;
-using std::chrono::microseconds;
-
-// A wait polls: cudaEventSynchronize cannot be interrupted. It yields while the wait is
-// short, then sleeps for a tenth of what it has waited, so that it is late by a tenth at most.
-constexpr microseconds kSpin{200};
-constexpr microseconds kLongestSleep{1000};
-constexpr microseconds kInterruptPeriod{10'000};
-
-}  // namespace
+void Event::record(StreamRef stream) {
+  node_->pool->runtime().record_event(node_->pool->device(), node_->handle, stream.handle);
+  node_->stream = stream;
+}
 
 void Event::record(StreamHandle stream) {
-  node_->pool->runtime().record_event(node_->pool->device(), node_->handle, stream);
-  node_->stream = stream;
+  record(StreamRef{node_->pool->device(), stream});
 }
 
 bool Event::query() const {
   if (node_->complete.load(std::memory_order_acquire)) return true;
+  Runtime::check_not_forked();
   if (!node_->pool->runtime().query_event(node_->pool->device(), node_->handle)) return false;
   node_->complete.store(true, std::memory_order_release);
   return true;
 }
 
 void Event::synchronize() const {
-  const Clock::time_point start = Clock::now();
-  Clock::time_point next_check = start + kInterruptPeriod;
-  while (!query()) {
-    const Clock::time_point now = Clock::now();
-    if (now >= next_check) {
-      throw_if_interrupted();
-      next_check = now + kInterruptPeriod;
-    }
-    const auto waited = std::chrono::duration_cast<microseconds>(now - start);
-    if (waited < kSpin) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(std::min(waited / 10, kLongestSleep));
-    }
-  }
+  poll_until([this] { return query(); });
+}
+
+bool Event::synchronize_until(PollClock::time_point deadline) const {
+  return poll_until([this] { return query(); }, deadline);
 }
 
 void Event::wait_on(StreamRef stream) const {
@@ -58,10 +35,12 @@ void Event::wait_on(StreamRef stream) const {
 }
 
 StreamRef Event::recorded_on() const noexcept {
-  return {node_->pool->device(), node_->stream};
+  return node_->stream;
 }
 
 void Event::give_back(detail::PooledEvent* node) noexcept {
+  // The child's copy of the pool may have been locked by a thread that it does not have.
+  if (Runtime::forked()) return;
   node->pool->put_back(node);
 }
 

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "stream/poll.h"
 #include "stream/stream_ref.h"
 
 namespace staging {
@@ -24,7 +25,7 @@ namespace detail {
 struct PooledEvent {
   EventPool* pool;
   EventHandle handle;
-  StreamHandle stream = nullptr;  // where it was recorded
+  StreamRef stream;  // where it was recorded
   std::atomic<std::uint32_t> references{0};
   std::atomic<bool> complete{false};  // seen complete: no need to ask the runtime again
   PooledEvent* next_free = nullptr;   // in the pool's free list
@@ -48,11 +49,14 @@ class Event {
   friend bool operator==(const Event& a, const Event& b) noexcept { return a.node_ == b.node_; }
 
   // Records on `stream`, whose device must be the pool's and current. Once, before sharing.
+  void record(StreamRef stream);
   void record(StreamHandle stream);
   // Has everything before the record run? Asks the runtime at most until the first yes.
   bool query() const;
   // Blocks the calling thread until it has, or throws Interrupted. Call without the GIL.
   void synchronize() const;
+  // The same up to `deadline`; false where it has not by then.
+  bool synchronize_until(PollClock::time_point deadline) const;
   // Makes `stream` wait; the host does not. Free where the event is known to be complete.
   void wait_on(StreamRef stream) const;
 

@@ -8,8 +8,10 @@
 #include "kernels/strided_copy.h"
 #include "runtime/device_scope.h"
 #include "support/error.h"
+#include "support/slow_path.h"
 #include "torch_ops/slice_pair.h"
 #include "torch_ops/tensor_access.h"
+#include "transfer/pinned_copy.h"
 #include "transfer/upload.h"
 
 namespace staging::torch_ops {
@@ -21,56 +23,113 @@ constexpr std::size_t kPieceNbytes = std::size_t{8} << 20;
 
 #if defined(STAGING_WITH_CUDA)
 
+constexpr SlowPath kPageableSource{
+    "from_tensor", "is pageable: the host copies it into pinned slots first",
+    "pin it (staging.pinned_empty, pin_memory=True), or say snapshot=True"};
+constexpr SlowPath kPageableDestination{"to_tensor",
+                                        "is pageable: the copy returns when its bytes are there",
+                                        "pin it (staging.pinned_empty, pin_memory=True)"};
+constexpr SlowPath kGapOnTheWayDown{
+    "from_tensor and to_tensor",
+    "are not one run of bytes each: the copy is a kernel, or packed by the host",
+    "make the slices contiguous, or stage whole rows"};
+constexpr SlowPath kGapOnTheWayUp{"to_tensor and from_tensor",
+                                  "are not one run of bytes each: the copy is a kernel",
+                                  "make the slices contiguous, or fetch whole rows"};
+
 class DeviceCopy {
  public:
   DeviceCopy(const SlicePair& copy, StreamRef stream)
-      : copy_(copy), stream_(stream), context_(DeviceContext::of(stream.device)) {}
+      : copy_(copy),
+        stream_(stream),
+        context_(DeviceContext::of(stream.device)),
+        capturing_(context_.runtime().capture_status(stream.device, stream.handle) !=
+                   CaptureStatus::kNone),
+        use_(context_, stream, capturing_) {}
 
   void host_to_device(bool snapshot) {
-    keep_device_memory(copy_.to, stream_);
-    if (!snapshot && is_pinned(copy_.from, context_) &&
-        direct(CopyKind::kHostToDevice, /*pinned=*/true)) {
-      keep_host(copy_.from);
+    const bool pinned = is_pinned(copy_.from, copy_.src, copy_.src_extent(), context_);
+    if (!snapshot && !pinned) report_slow_path(kPageableSource);
+    if (!copy_.block.contiguous()) report_slow_path(kGapOnTheWayDown);
+    if (!snapshot && pinned && one_operation()) {
+      use_.device(copy_.to);
+      use_.host(copy_.from);
+      enqueue([&] { direct(CopyKind::kHostToDevice); });
       return;
     }
     refuse_capture("copies a host tensor through a reused slot");
-    through_ring();
+    use_.device(copy_.to);
+    enqueue([&] { through_ring(); });
   }
 
   void device_to_host() {
-    keep_device_memory(copy_.from, stream_);
-    const bool pinned = is_pinned(copy_.to, context_);
-    if (!pinned) refuse_capture("waits for a pageable destination");
-    if (direct(CopyKind::kDeviceToHost, pinned)) {
-      pinned ? keep_host(copy_.to) : record().synchronize();
+    const bool pinned = is_pinned(copy_.to, copy_.dst, copy_.dst_extent(), context_);
+    if (!pinned) {
+      refuse_capture("waits for a pageable destination");
+      report_slow_path(kPageableDestination);
+    } else if (!copy_.block.contiguous()) {
+      report_slow_path(kGapOnTheWayUp);
+    }
+    use_.device(copy_.from);
+    if (!pinned && !copy_.block.contiguous()) return unpack_on_host();
+    use_.host(copy_.to);
+    if (!pinned) {
+      // Returns when the bytes are there. Interrupted, it leaves the tensor's memory held.
+      enqueue_only([&] { direct(CopyKind::kDeviceToHost); });
+      use_.recorded().synchronize();
       return;
     }
-    if (pinned) {
-      // The kernel writes through the device's mapping of the destination.
-      launch_strided(copy_.block, device_view(copy_.dst), copy_.src);
-      keep_host(copy_.to);
-      return;
-    }
-    unpack_on_host();
+    enqueue([&] {
+      if (one_operation()) {
+        direct(CopyKind::kDeviceToHost);
+      } else {
+        // The kernel writes through the device's mapping of the destination.
+        launch_strided(copy_.block, device_view(copy_.dst), copy_.src);
+      }
+    });
   }
 
   void device_to_device() {
-    keep_device_memory(copy_.from, stream_);
-    keep_device_memory(copy_.to, stream_);
-    if (!direct(CopyKind::kDeviceToDevice, /*pinned=*/false))
-      launch_strided(copy_.block, copy_.dst, copy_.src);
+    use_.device(copy_.from);
+    use_.device(copy_.to);
+    enqueue([&] {
+      if (copy_.block.contiguous()) {
+        direct(CopyKind::kDeviceToDevice);
+      } else {
+        launch_strided(copy_.block, copy_.dst, copy_.src);
+      }
+    });
   }
 
  private:
-  // One operation, where the block is a run of bytes, or rows with a pitch beside pinned memory.
-  bool direct(CopyKind kind, bool pinned) {
-    if (copy_.block.contiguous()) {
-      context_.runtime().copy_async(stream_.device, copy_.dst, copy_.src, copy_.block.nbytes(),
-                                    kind, stream_.handle);
-      return true;
+  template <typename Operation>
+  void enqueue_only(Operation operation) {
+    try {
+      operation();
+    } catch (...) {
+      use_.failed();
+      throw;
     }
-    return pinned && copy_rows(copy_.block, copy_.dst, copy_.src, kind,
-                               kind == CopyKind::kHostToDevice ? copy_.src : copy_.dst);
+  }
+  template <typename Operation>
+  void enqueue(Operation operation) {
+    enqueue_only(operation);
+    use_.enqueued();
+  }
+
+  // The block is a run of bytes, or rows with a pitch.
+  bool one_operation() const {
+    std::size_t width = 0, height = 0, src_pitch = 0, dst_pitch = 0;
+    return copy_.block.contiguous() || copy_.block.rows(&width, &height, &src_pitch, &dst_pitch);
+  }
+
+  void direct(CopyKind kind) {
+    if (copy_.block.contiguous()) {
+      copy_pinned_async(context_.pool(), stream_, copy_.dst, copy_.src, copy_.block.nbytes(), kind);
+    } else {
+      copy_rows(copy_.block, copy_.dst, copy_.src, kind,
+                kind == CopyKind::kHostToDevice ? copy_.src : copy_.dst);
+    }
   }
 
   // Rows with a pitch, one side of them pinned. By a kernel: cudaMemcpy2DAsync is reported to
@@ -81,6 +140,11 @@ class DeviceCopy {
     if (!block.rows(&width, &height, &src_pitch, &dst_pitch)) return false;
     if (context_.addresses_pinned(pinned)) {
       launch_strided(block, dst, src);
+    } else if (context_.pool().has_seams()) {
+      for (std::size_t row = 0; row < height; ++row) {
+        copy_pinned_async(context_.pool(), stream_, dst + row * dst_pitch, src + row * src_pitch,
+                          width, kind);
+      }
     } else {
       context_.runtime().copy_2d_async(stream_.device, dst, dst_pitch, src, src_pitch, width,
                                        height, kind, stream_.handle);
@@ -90,7 +154,7 @@ class DeviceCopy {
 
   // The host packs rows of dimension 0 into a slot; a transfer or a kernel takes them out.
   void through_ring() {
-    UploadRing& ring = context_.ring(stream_.handle);
+    const std::shared_ptr<UploadRing> ring = context_.ring(stream_);
     const std::size_t row_nbytes = copy_.block.nbytes() / static_cast<std::size_t>(copy_.sizes[0]);
     const std::int64_t rows_a_piece =
         std::max<std::int64_t>(1, static_cast<std::int64_t>(kPieceNbytes / row_nbytes));
@@ -106,7 +170,7 @@ class DeviceCopy {
       const BlockPair unpack = from_dense(sizes, span_of(copy_.to.strides()), element_nbytes);
       std::byte* const dst = copy_.dst + row * dst_row;
       upload_through_slot(
-          context_, ring, pack.nbytes(),
+          context_, *ring, pack.nbytes(),
           [&](std::byte* slot) { copy_on_host(pack, slot, copy_.src + row * src_row); },
           [&](std::byte* slot) { put(unpack, dst, slot); });
     }
@@ -114,8 +178,8 @@ class DeviceCopy {
 
   void put(const BlockPair& unpack, std::byte* dst, std::byte* slot) {
     if (unpack.contiguous()) {
-      context_.runtime().copy_async(stream_.device, dst, slot, unpack.nbytes(),
-                                    CopyKind::kHostToDevice, stream_.handle);
+      copy_pinned_async(context_.pool(), stream_, dst, slot, unpack.nbytes(),
+                        CopyKind::kHostToDevice);
     } else if (!copy_rows(unpack, dst, slot, CopyKind::kHostToDevice, slot)) {
       launch_strided(unpack, dst, device_view(slot));
     }
@@ -153,44 +217,35 @@ class DeviceCopy {
       last += (copy_.sizes[d] - 1) * copy_.from.stride(static_cast<std::int64_t>(d));
     }
     const std::size_t span_nbytes = static_cast<std::size_t>(last + 1) * copy_.block.element_nbytes;
-    PinnedBuffer staging(context_.runtime(), stream_.device, span_nbytes);
-    context_.runtime().copy_async(stream_.device, staging.data(), copy_.src, span_nbytes,
-                                  CopyKind::kDeviceToHost, stream_.handle);
+    PinnedBlock staging = context_.pool().allocate(span_nbytes, stream_.device);
     try {
-      record().synchronize();
+      enqueue_only([&] {
+        copy_pinned_async(context_.pool(), stream_, staging.data(), copy_.src, span_nbytes,
+                          CopyKind::kDeviceToHost);
+      });
+      const Event event = use_.recorded();
+      staging.add_gate(event);  // an interrupted wait leaves the block to the copy
+      event.synchronize();
     } catch (...) {
-      staging.leak();  // the copy may still run
+      if (use_.lost()) staging.detach();  // leaked: the copy may run yet
       throw;
     }
     copy_on_host(copy_.block, copy_.dst, staging.data());
   }
 
   void refuse_capture(const char* why) {
-    if (!capturing()) return;
+    if (!capturing_) return;
     throw StateError(::staging::detail::join_message(
         "this copy_slice ", why,
         ", which a CUDA graph cannot replay; use pinned, contiguous host "
         "tensors under capture"));
   }
 
-  Event record() {
-    Event event = context_.events().acquire();
-    event.record(stream_.handle);
-    return event;
-  }
-
-  void keep_host(const at::TensorBase& tensor) {
-    keep_host_memory(tensor, stream_, context_, [&] { return record(); });
-  }
-
-  bool capturing() {
-    return context_.runtime().capture_status(stream_.device, stream_.handle) !=
-           CaptureStatus::kNone;
-  }
-
   const SlicePair& copy_;
   const StreamRef stream_;
   DeviceContext& context_;
+  const bool capturing_;
+  MemoryUse use_;
 };
 
 #endif  // STAGING_WITH_CUDA
@@ -217,8 +272,7 @@ void copy_slice(const at::TensorBase& from, const at::TensorBase& to, std::int64
       return;
     }
     const int device = to.is_cuda() ? to.device().index() : from.device().index();
-    StreamRef stream = current_stream(device);
-    if (options.stream) stream.handle = *options.stream;
+    const StreamRef stream = options.stream ? *options.stream : current_stream(device);
     const DeviceScope scope(Runtime::get(), device);
     DeviceCopy on_device(copy, stream);
     if (from.is_cpu()) return on_device.host_to_device(options.snapshot);

@@ -14,7 +14,7 @@ struct CopySliceOptions {
   // Take a host source's bytes before returning, so that it may be overwritten at once.
   bool snapshot = false;
   // Instead of the current stream of the device tensor's device.
-  std::optional<StreamHandle> stream;
+  std::optional<StreamRef> stream;
 };
 
 // Throws TypeMismatch (dtype, layout) or InvalidArgument (shape, length), with nothing copied.

@@ -38,41 +38,27 @@ constexpr std::int64_t kMaxRuns = 32;
 // What passes through one slot, or one staging buffer, at a time.
 constexpr std::size_t kPieceNbytes = std::size_t{8} << 20;
 
-struct Extent {
-  const void* begin;
-  std::size_t nbytes;
-};
-
-// The memory from a slice's first byte to its last.
-Extent extent(const void* begin, const SlicePair& pair, c10::IntArrayRef strides) {
-  std::int64_t last = 0;
-  for (std::size_t d = 0; d < pair.sizes.size(); ++d) last += (pair.sizes[d] - 1) * strides[d];
-  return {begin, static_cast<std::size_t>(last + 1) * pair.block.element_nbytes};
-}
-
 // What the slices that wait for their turn read and write, by route.
 class Pending {
  public:
   // Whether a slice must come after one that waits on another route. (Those of its own route
   // are carried out in order.)
   bool conflicts(const Slice& slice) const {
-    const Extent src = extent(slice.pair.src, slice.pair, slice.pair.from.strides());
-    const Extent dst = extent(slice.pair.dst, slice.pair, slice.pair.to.strides());
+    const SlicePair& pair = slice.pair;
     for (std::size_t route = 0; route < kRoutes; ++route) {
       if (route == static_cast<std::size_t>(slice.route)) continue;
-      if (written_[route].overlaps(src.begin, src.nbytes) ||
-          written_[route].overlaps(dst.begin, dst.nbytes) ||
-          read_[route].overlaps(dst.begin, dst.nbytes)) {
+      if (written_[route].overlaps(pair.src, pair.src_extent()) ||
+          written_[route].overlaps(pair.dst, pair.dst_extent()) ||
+          read_[route].overlaps(pair.dst, pair.dst_extent())) {
         return true;
       }
     }
     return false;
   }
   void add(const Slice& slice) {
-    const Extent src = extent(slice.pair.src, slice.pair, slice.pair.from.strides());
-    const Extent dst = extent(slice.pair.dst, slice.pair, slice.pair.to.strides());
-    read_[static_cast<std::size_t>(slice.route)].add(src.begin, src.nbytes);
-    written_[static_cast<std::size_t>(slice.route)].add(dst.begin, dst.nbytes);
+    const SlicePair& pair = slice.pair;
+    read_[static_cast<std::size_t>(slice.route)].add(pair.src, pair.src_extent());
+    written_[static_cast<std::size_t>(slice.route)].add(pair.dst, pair.dst_extent());
   }
   void clear() { *this = {}; }
 
@@ -133,9 +119,9 @@ class DeviceSlices {
     }
     slice.route = from_host ? Route::kUp : to_host ? Route::kDown : Route::kWithin;
     if (slice.route != Route::kWithin) {
-      const at::TensorBase& host = from_host ? pair.from : pair.to;
-      const bool snapshot = from_host && options_.snapshot;
-      slice.through_staging = snapshot || !is_pinned(host, context_);
+      const bool pinned = from_host ? is_pinned(pair.from, pair.src, pair.src_extent(), context_)
+                                    : is_pinned(pair.to, pair.dst, pair.dst_extent(), context_);
+      slice.through_staging = (from_host && options_.snapshot) || !pinned;
     }
     const BlockPair& moved =
         slice.through_staging ? (from_host ? pair.unpack() : pair.pack()) : pair.block;
@@ -158,7 +144,7 @@ class DeviceSlices {
     down(of_route[static_cast<std::size_t>(Route::kDown)]);
     for (Slice* slice : of_route[static_cast<std::size_t>(Route::kAlone)]) {
       copy_slice(slice->pair.from, slice->pair.to, slice->pair.sizes[0],
-                 {.snapshot = options_.snapshot, .stream = stream_.handle});
+                 {.snapshot = options_.snapshot, .stream = stream_});
     }
   }
 
@@ -179,7 +165,11 @@ class DeviceSlices {
   }
 
   void up_piece(std::span<Slice*> slices, std::size_t staged_nbytes) {
-    for (const Slice* slice : slices) keep_device_memory(slice->pair.to, stream_);
+    MemoryUse use(context_, stream_, capturing());
+    for (const Slice* slice : slices) {
+      use.device(slice->pair.to);
+      if (!slice->through_staging) use.host(slice->pair.from);
+    }
     const void* host_side = slices.front()->pair.src;
     const auto enqueue = [&](const std::byte* slot) {
       items_.clear();
@@ -195,8 +185,9 @@ class DeviceSlices {
     if (staged_nbytes == 0) {
       enqueue(nullptr);
     } else {
+      const std::shared_ptr<UploadRing> ring = context_.ring(stream_);
       upload_through_slot(
-          context_, context_.ring(stream_.handle), staged_nbytes,
+          context_, *ring, staged_nbytes,
           [&](std::byte* slot) {
             place(slices, [&](const Slice& slice, std::size_t offset) {
               if (slice.through_staging)
@@ -205,18 +196,20 @@ class DeviceSlices {
           },
           enqueue);
     }
-    keep_host(slices, [](const Slice& slice) -> const at::TensorBase& { return slice.pair.from; });
+    use.enqueued();
   }
 
   void within(std::span<Slice*> slices) {
     if (slices.empty()) return;
     items_.clear();
+    MemoryUse use(context_, stream_, capturing());
     for (const Slice* slice : slices) {
-      keep_device_memory(slice->pair.from, stream_);
-      keep_device_memory(slice->pair.to, stream_);
+      use.device(slice->pair.from);
+      use.device(slice->pair.to);
       add_runs(slice->pair.block, slice->pair.dst, slice->pair.src);
     }
     enqueue_items(CopyKind::kDeviceToDevice, nullptr);
+    use.enqueued();
   }
 
   void down(std::span<Slice*> slices) {
@@ -234,11 +227,13 @@ class DeviceSlices {
   }
 
   void down_piece(std::span<Slice*> slices, std::size_t staged_nbytes) {
-    for (const Slice* slice : slices) keep_device_memory(slice->pair.from, stream_);
-    PinnedBuffer staging;
-    if (staged_nbytes > 0) {
-      staging = PinnedBuffer(context_.runtime(), stream_.device, staged_nbytes);
+    MemoryUse use(context_, stream_, capturing());
+    for (const Slice* slice : slices) {
+      use.device(slice->pair.from);
+      if (!slice->through_staging) use.host(slice->pair.to);
     }
+    PinnedBlock staging;
+    if (staged_nbytes > 0) staging = context_.pool().allocate(staged_nbytes, stream_.device);
     items_.clear();
     place(slices, [&](const Slice& slice, std::size_t offset) {
       if (slice.through_staging) {
@@ -247,13 +242,14 @@ class DeviceSlices {
         add_runs(slice.pair.block, slice.pair.dst, slice.pair.src);
       }
     });
+    enqueue_items(CopyKind::kDeviceToHost, staging ? staging.data() : slices.front()->pair.dst);
+    if (!staging) return use.enqueued();
     try {
-      enqueue_items(CopyKind::kDeviceToHost, staging ? staging.data() : slices.front()->pair.dst);
-      keep_host(slices, [](const Slice& slice) -> const at::TensorBase& { return slice.pair.to; });
-      if (!staging) return;
-      record().synchronize();
+      const Event behind = use.recorded();
+      staging.add_gate(behind);  // an interrupted wait leaves the block to the copies
+      behind.synchronize();
     } catch (...) {
-      staging.leak();  // the copies may still run
+      if (use.lost()) staging.detach();  // leaked: the copies may run yet
       throw;
     }
     place(slices, [&](const Slice& slice, std::size_t offset) {
@@ -295,7 +291,7 @@ class DeviceSlices {
     plan_.plan(items_, kind, CostTable::current(stream_.device).of(kind), limits);
     std::size_t enqueued = 0;
     try {
-      execute(context_.runtime(), stream_, kind, plan_, &enqueued);
+      execute(context_, stream_, kind, plan_, &enqueued);
     } catch (...) {
       if (enqueued > 0) settle();
       throw;
@@ -310,29 +306,7 @@ class DeviceSlices {
     }
   }
 
-  // Keeps the host tensors that the transfers themselves use.
-  template <typename Tensor>
-  void keep_host(std::span<Slice*> slices, Tensor tensor) {
-    Event behind;
-    try {
-      for (const Slice* slice : slices) {
-        if (slice->through_staging) continue;
-        keep_host_memory(tensor(*slice), stream_, context_, [&] {
-          if (!behind) behind = record();
-          return behind;
-        });
-      }
-    } catch (...) {
-      settle();
-      throw;
-    }
-  }
-
-  Event record() {
-    Event event = context_.events().acquire();
-    event.record(stream_.handle);
-    return event;
-  }
+  bool capturing() const noexcept { return capture_ != CaptureStatus::kNone; }
 
   const StreamRef stream_;
   const CopySliceOptions& options_;
@@ -399,8 +373,7 @@ void copy_slices(std::span<const SliceArguments> arguments, const CopySliceOptio
   const int device = device_of(slices);
   if (device >= 0) {
     Runtime::check_not_forked();
-    StreamRef stream = current_stream(device);
-    if (options.stream) stream.handle = *options.stream;
+    const StreamRef stream = options.stream ? *options.stream : current_stream(device);
     const DeviceScope scope(Runtime::get(), device);
     DeviceSlices on_device(stream, options);
     on_device.route(slices);

@@ -15,13 +15,11 @@ namespace {
 
 using ::staging::detail::join_message;
 
-StreamRef stream_of(const at::TensorBase& tensor, std::optional<StreamHandle> stream) {
-  StreamRef on = current_stream(tensor.device().index());
-  if (stream) on.handle = *stream;
-  return on;
+StreamRef stream_of(const at::TensorBase& tensor, std::optional<StreamRef> stream) {
+  return stream ? *stream : current_stream(tensor.device().index());
 }
 
-BlockDownload start_download(const at::TensorBase& tensor, std::optional<StreamHandle> stream,
+BlockDownload start_download(const at::TensorBase& tensor, std::optional<StreamRef> stream,
                              std::size_t block_nbytes) {
   const TensorMemory bytes(tensor);
   if (!tensor.is_contiguous()) {
@@ -83,7 +81,7 @@ bool can_index(const at::TensorBase& tensor) {
 }
 
 PendingDigests start_digests(std::span<const at::TensorBase> tensors,
-                             std::optional<StreamHandle> stream) {
+                             std::optional<StreamRef> stream) {
   STAGING_EXPECTS(!tensors.empty(), "tensors must not be empty");
   std::vector<TensorMemory> bytes;
   for (const at::TensorBase& tensor : tensors) {
@@ -114,7 +112,7 @@ std::span<const std::byte> HostBlocks::next() {
   return {block_.data(), reader_.read(block_.data(), block_.size())};
 }
 
-DeviceBlocks::DeviceBlocks(at::TensorBase tensor, std::optional<StreamHandle> stream,
+DeviceBlocks::DeviceBlocks(at::TensorBase tensor, std::optional<StreamRef> stream,
                            std::size_t block_nbytes)
     : tensor_(std::move(tensor)), download_(start_download(tensor_, stream, block_nbytes)) {}
 

@@ -48,7 +48,7 @@ bool can_index(const at::TensorBase& tensor);
 // Enqueues the BLAKE3 digests of tensors of one CUDA device, on its current stream or on
 // `stream`. Lazy views are the caller's to resolve.
 PendingDigests start_digests(std::span<const at::TensorBase> tensors,
-                             std::optional<StreamHandle> stream);
+                             std::optional<StreamRef> stream);
 
 // Reads a host tensor in blocks; lazy conjugate and negative views of floating-point and
 // complex tensors as their values.
@@ -67,7 +67,7 @@ class HostBlocks {
 // Reads a contiguous device tensor in blocks, on its current stream or on `stream`.
 class DeviceBlocks {
  public:
-  DeviceBlocks(at::TensorBase tensor, std::optional<StreamHandle> stream, std::size_t block_nbytes);
+  DeviceBlocks(at::TensorBase tensor, std::optional<StreamRef> stream, std::size_t block_nbytes);
   std::span<const std::byte> next() { return download_.next(); }
 
  private:

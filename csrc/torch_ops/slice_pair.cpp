@@ -59,19 +59,19 @@ void check_arguments(const at::TensorBase& from, const at::TensorBase& to, std::
 // Memory that both sides touch, unless they are the same bytes in the same order.
 bool overlaps(const SlicePair& pair) {
   if (pair.from.storage().data() != pair.to.storage().data()) return false;
-  const auto extent = [&](c10::IntArrayRef strides) {
-    std::int64_t last = 0;
-    for (std::size_t d = 0; d < pair.sizes.size(); ++d) last += (pair.sizes[d] - 1) * strides[d];
-    return (last + 1) * static_cast<std::int64_t>(pair.block.element_nbytes);
-  };
-  return pair.src < pair.dst + extent(pair.to.strides()) &&
-         pair.dst < pair.src + extent(pair.from.strides());
+  return pair.src < pair.dst + pair.dst_extent() && pair.dst < pair.src + pair.src_extent();
 }
 
 }  // namespace
 
 bool SlicePair::nothing_to_do() const noexcept {
   return block.element_count == 0 || (src == dst && from.strides() == to.strides());
+}
+
+std::size_t SlicePair::extent(c10::IntArrayRef strides) const noexcept {
+  std::int64_t last = 0;
+  for (std::size_t d = 0; d < sizes.size(); ++d) last += (sizes[d] - 1) * strides[d];
+  return static_cast<std::size_t>(last + 1) * block.element_nbytes;
 }
 
 BlockPair SlicePair::pack() const {

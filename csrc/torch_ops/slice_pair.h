@@ -24,9 +24,15 @@ struct SlicePair {
 
   // No bytes, or the same bytes in the same order on both sides.
   bool nothing_to_do() const noexcept;
+  // Bytes from the first to behind the last that the slice touches on either side.
+  std::size_t src_extent() const noexcept { return extent(from.strides()); }
+  std::size_t dst_extent() const noexcept { return extent(to.strides()); }
   // How the host packs the source into a dense block, and unpacks one into the destination.
   BlockPair pack() const;
   BlockPair unpack() const;
+
+ private:
+  std::size_t extent(c10::IntArrayRef strides) const noexcept;
 };
 
 // Throws TypeMismatch (dtype, layout) or InvalidArgument (shape, length, overlap).

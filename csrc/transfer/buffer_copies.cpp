@@ -1,99 +1,282 @@
 #include "transfer/buffer_copies.h"
 
+#include <chrono>
+#include <utility>
+
 #include "runtime/device_scope.h"
 #include "support/error.h"
-#include "transfer/upload.h"
+#include "transfer/pinned_copy.h"
 
 namespace staging {
 
-BufferCopies::State BufferCopies::state() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return {last_, host_users_, ring_};
+namespace {
+
+UploadRing::Tag next_tag() noexcept {
+  static std::atomic<UploadRing::Tag> tags{0};
+  return tags.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-void BufferCopies::check_not_capturing(StreamRef stream) const {
-  if (context_.runtime().capture_status(stream.device, stream.handle) != CaptureStatus::kNone) {
-    throw StateError(
-        "a CpuGpuBuffer cannot be copied on a stream that captures a CUDA graph: the copy would "
-        "read the host array at replay. Copy before the capture, and capture readers of .gpu");
+// For counters that only one thread at a time writes.
+void add(std::atomic<std::uint64_t>& counter, std::uint64_t amount) noexcept {
+  counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
+}
+
+std::uint64_t elapsed_us(PollClock::time_point start) {
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(PollClock::now() - start).count());
+}
+
+}  // namespace
+
+BufferCopies::BufferCopies(DeviceContext& context, Arrays arrays, Reuse reuse) noexcept
+    : context_(context),
+      arrays_(std::move(arrays)),
+      reuse_(reuse),
+      tag_(next_tag()),
+      order_(context.runtime()) {}
+
+BufferCopies::~BufferCopies() {
+  if (Runtime::forked()) return;
+  try {
+    if (order_.host_lost()) {
+      retain_forever();
+      return;
+    }
+    const auto retain = [&](const std::shared_ptr<void>& owner, const Event& user) {
+      if (owner == nullptr || !user || user.query()) return;
+      EventFrontier users;
+      users.add(user);
+      context_.retain(owner, std::move(users));
+    };
+    retain(arrays_.host_owner, order_.host_user());
+    retain(arrays_.device_owner, order_.last());
+  } catch (const Error&) {  // nobody can tell whether they are in use
+    retain_forever();
   }
 }
 
-void BufferCopies::upload(StreamRef stream, std::size_t nbytes) {
-  if (nbytes == 0) return;
+void BufferCopies::retain_forever() noexcept {
+  try {
+    context_.retain_forever(arrays_.host_owner);
+    context_.retain_forever(arrays_.device_owner);
+  } catch (...) {  // no memory to remember them in
+  }
+}
+
+bool BufferCopies::capturing(StreamRef stream) const {
+  const CaptureStatus status = context_.runtime().capture_status(stream.device, stream.handle);
+  if (status == CaptureStatus::kInvalidated) [[unlikely]] {
+    throw StateError("the stream's CUDA graph capture was invalidated by an earlier error");
+  }
+  return status == CaptureStatus::kActive;
+}
+
+void BufferCopies::check_not_capturing(StreamRef stream, const char* what) const {
+  if (!capturing(stream)) return;
+  throw StateError(detail::join_message(
+      what,
+      " cannot be captured in a CUDA graph: at replay it would use host memory that is not "
+      "guarded then. Call it outside the capture; copy_to_gpu() and refill() are what a "
+      "graph can have"));
+}
+
+UploadRing& BufferCopies::ring_of(StreamRef stream) {
+  if (ring_ == nullptr || !(ring_->stream() == stream)) ring_ = context_.ring(stream);
+  return *ring_;
+}
+
+bool BufferCopies::upload(StreamRef stream, std::size_t nbytes) {
+  if (nbytes == 0) return false;
   Runtime::check_not_forked();
   const DeviceScope scope(context_.runtime(), stream.device);
-  check_not_capturing(stream);
-  State before = state();
-  if (!before.host_users.empty() && !before.host_users.query()) {
+  CopyOrder::Turn turn(order_);
+  if (capturing(stream)) [[unlikely]] {
+    capture(stream, nbytes);
+    return false;
+  }
+  bool direct = arrays_.host_is_pinned && reuse_ != Reuse::kSnapshot;
+  if (!direct && turn.host_in_flight()) {
     // A download is in flight: the array holds bytes from before it, and a snapshot would take
-    // those. In stream order the copy reads what the download wrote.
-    copy_host_array(stream, nbytes, CopyKind::kHostToDevice, before);
-    return;
+    // those. In stream order the transfer reads what the download wrote; of a pageable array
+    // the driver would read at once, too.
+    direct = arrays_.host_is_pinned;
+    if (!direct) wait_host();
   }
-  if (before.ring == nullptr || !(before.ring->stream() == stream)) {
-    before.ring = &context_.ring(stream.handle);
+  if (direct) {
+    copy_host_array(turn, stream, nbytes, CopyKind::kHostToDevice);
+  } else {
+    UploadRing& ring = ring_of(stream);
+    begin_copy(turn, stream);
+    UploadReport report;
+    try {
+      Event event =
+          upload_snapshot(context_, ring, arrays_.device, arrays_.host, nbytes, tag_, &report);
+      turn.done(std::move(event), /*uses_host=*/false);
+    } catch (...) {
+      if (report.lost) turn.lost(stream);
+      throw;
+    }
+    count_waits(report.waits, report.waited_us);
   }
-  before.last.wait_on(stream);
-  Event event = upload_snapshot(context_, *before.ring, device_, host_, nbytes);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  last_.advance(before.last, std::move(event));
-  host_users_.remove(before.host_users);  // they were complete
-  ring_ = before.ring;
+  add(counts_.to_gpu, 1);
+  add(counts_.to_gpu_nbytes, nbytes);
+  return direct && reuse_ != Reuse::kUnchecked;
 }
 
 void BufferCopies::download(StreamRef stream, std::size_t nbytes) {
   if (nbytes == 0) return;
   Runtime::check_not_forked();
   const DeviceScope scope(context_.runtime(), stream.device);
-  check_not_capturing(stream);
-  copy_host_array(stream, nbytes, CopyKind::kDeviceToHost, state());
-  if (!host_is_pinned_) wait_host();
+  {
+    CopyOrder::Turn turn(order_);
+    check_not_capturing(stream, "copy_to_cpu()");
+    copy_host_array(turn, stream, nbytes, CopyKind::kDeviceToHost);
+    add(counts_.to_cpu, 1);
+    add(counts_.to_cpu_nbytes, nbytes);
+  }
+  if (!arrays_.host_is_pinned) wait_host();
 }
 
-void BufferCopies::copy_host_array(StreamRef stream, std::size_t nbytes, CopyKind kind,
-                                   const State& before) {
-  Runtime& runtime = context_.runtime();
-  Event event = context_.events().acquire();
-  before.last.wait_on(stream);
-  const bool to_device = kind == CopyKind::kHostToDevice;
-  runtime.copy_async(stream.device, to_device ? device_ : host_, to_device ? host_ : device_,
-                     nbytes, kind, stream.handle);
+void BufferCopies::begin_copy(CopyOrder::Turn& turn, StreamRef stream) {
+  turn.wait_on(stream);
+  if (graph_slot_ != nullptr) graph_slot_->wait_on(stream);
+}
+
+void BufferCopies::capture(StreamRef stream, std::size_t nbytes) {
+  if (reuse_ == Reuse::kUnchecked && arrays_.host_is_pinned) {
+    context_.retain_in_graph(stream, arrays_.host_owner);
+    context_.retain_in_graph(stream, arrays_.device_owner);
+    copy_pinned_async(context_.pool(), stream, arrays_.device, arrays_.host, nbytes,
+                      CopyKind::kHostToDevice);
+    return;
+  }
+  if (graph_slot_ == nullptr) graph_slot_ = std::make_shared<GraphSlot>(context_, arrays_.nbytes);
+  write_graph_slot(nbytes);
   try {
-    event.record(stream.handle);
+    graph_slot_->capture(stream, arrays_.device, nbytes, arrays_.device_owner);
   } catch (...) {
-    // In flight, and nothing would tell when it ends: wait for it here.
-    try {
-      runtime.synchronize_stream(stream.device, stream.handle);
-    } catch (...) {  // the first error is the one to report
-    }
+    if (graph_slot_->poisoned()) graph_slot_.reset();  // what its graph reads never changes now
     throw;
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  last_.advance(before.last, event);
-  // The event comes after last, and so after every copy that used the host array before.
-  host_users_.advance(before.host_users, std::move(event));
+  add(counts_.captured, 1);
 }
 
-bool BufferCopies::host_in_flight() {
-  const EventFrontier users = host_users();
-  if (users.empty()) return false;
-  if (!users.query()) return true;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  host_users_.remove(users);
-  return !host_users_.empty();
+void BufferCopies::write_graph_slot(std::size_t nbytes) {
+  wait_host();
+  const auto start = PollClock::now();
+  if (graph_slot_->wait()) count_waits(1, elapsed_us(start));
+  graph_slot_->write(arrays_.host, nbytes);
+}
+
+void BufferCopies::refill(StreamRef stream, std::size_t nbytes) {
+  Runtime::check_not_forked();
+  const DeviceScope scope(context_.runtime(), stream.device);
+  CopyOrder::Turn turn(order_);
+  check_not_capturing(stream, "refill()");
+  if (graph_slot_ == nullptr) {
+    throw StateError(
+        "refill() has nothing to fill: no copy_to_gpu() of this buffer was captured in a CUDA "
+        "graph. Capture one first");
+  }
+  turn.wait_on(stream);
+  if (nbytes > 0) write_graph_slot(nbytes);
+}
+
+Event BufferCopies::copy(CopyOrder::Turn& turn, StreamRef stream, void* dst, const void* src,
+                         std::size_t nbytes, CopyKind kind, bool uses_host, bool* lost) {
+  // Before the copy: if no event is to be had, nothing has been enqueued.
+  Event event = context_.events().acquire();
+  begin_copy(turn, stream);
+  copy_pinned_async(context_.pool(), stream, dst, src, nbytes, kind);
+  try {
+    event.record(stream);
+  } catch (...) {
+    const bool settled = turn.lost(stream);
+    if (lost != nullptr) *lost = !settled;
+    throw;
+  }
+  turn.done(event, uses_host);
+  return event;
+}
+
+void BufferCopies::copy_host_array(CopyOrder::Turn& turn, StreamRef stream, std::size_t nbytes,
+                                   CopyKind kind) {
+  const bool to_device = kind == CopyKind::kHostToDevice;
+  copy(turn, stream, to_device ? arrays_.device : arrays_.host,
+       to_device ? arrays_.host : arrays_.device, nbytes, kind, /*uses_host=*/true, nullptr);
+}
+
+Fetch BufferCopies::fetch(StreamRef stream, void* dst, std::size_t nbytes, bool* lost) {
+  if (nbytes == 0) return {};
+  Runtime::check_not_forked();
+  const DeviceScope scope(context_.runtime(), stream.device);
+  CopyOrder::Turn turn(order_);
+  check_not_capturing(stream, "fetch()");
+  Event event = copy(turn, stream, dst, arrays_.device, nbytes, CopyKind::kDeviceToHost,
+                     /*uses_host=*/false, lost);
+  add(counts_.fetches, 1);
+  add(counts_.to_cpu_nbytes, nbytes);
+  return Fetch(context_, std::move(event));
+}
+
+ReservedSlot BufferCopies::begin_fill(StreamRef stream, std::size_t nbytes) {
+  Runtime::check_not_forked();
+  const DeviceScope scope(context_.runtime(), stream.device);
+  check_not_capturing(stream, "fill()");
+  std::shared_ptr<UploadRing> ring = context_.ring(stream);
+  UploadRing::Slot slot = ring->reserve_block(nbytes, tag_);
+  count_waits(slot.waits(), slot.waited_us());
+  return ReservedSlot(std::move(ring), std::move(slot));
+}
+
+void BufferCopies::end_fill(ReservedSlot slot, std::size_t nbytes) {
+  Runtime::check_not_forked();
+  const StreamRef stream = slot.stream();
+  const DeviceScope scope(context_.runtime(), stream.device);
+  CopyOrder::Turn turn(order_);
+  check_not_capturing(stream, "fill()");
+  begin_copy(turn, stream);
+  UploadReport report;
+  try {
+    Event event = slot.upload(
+        context_,
+        [&](const std::byte* data) {
+          copy_pinned_async(context_.pool(), stream, arrays_.device, data, nbytes,
+                            CopyKind::kHostToDevice);
+        },
+        &report);
+    turn.done(std::move(event), /*uses_host=*/false);
+  } catch (...) {
+    if (report.lost) turn.lost(stream);
+    throw;
+  }
+  add(counts_.to_gpu, 1);
+  add(counts_.to_gpu_nbytes, nbytes);
 }
 
 void BufferCopies::wait_host() {
-  const EventFrontier users = host_users();
-  users.synchronize();
-  const std::lock_guard<std::mutex> lock(mutex_);
-  host_users_.remove(users);
+  const auto start = PollClock::now();
+  if (order_.wait_host()) count_waits(1, elapsed_us(start));
 }
 
-EventFrontier BufferCopies::host_users() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return host_users_;
+void BufferCopies::count_waits(std::uint64_t waits, std::uint64_t waited_us) noexcept {
+  if (waits == 0) return;
+  counts_.waits.fetch_add(waits, std::memory_order_relaxed);
+  counts_.waited_us.fetch_add(waited_us, std::memory_order_relaxed);
+}
+
+BufferCounts BufferCopies::counts() const noexcept {
+  const auto read = [](const std::atomic<std::uint64_t>& counter) {
+    return counter.load(std::memory_order_relaxed);
+  };
+  return {.to_gpu = read(counts_.to_gpu),
+          .to_cpu = read(counts_.to_cpu),
+          .fetches = read(counts_.fetches),
+          .to_gpu_nbytes = read(counts_.to_gpu_nbytes),
+          .to_cpu_nbytes = read(counts_.to_cpu_nbytes),
+          .captured = read(counts_.captured),
+          .waits = read(counts_.waits),
+          .waited_us = read(counts_.waited_us)};
 }
 
 }  // namespace staging

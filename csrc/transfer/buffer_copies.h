@@ -1,71 +1,138 @@
-// The copies between one host array and one device array, ordered among themselves.
+// The copies between one host array and one device array.
 //
 // Purpose: the race-free heart of CpuGpuBuffer.
-// Owner: the arrays belong to the caller, who keeps them alive while a copy is in flight
-//   (retain_until_done hands that over to the context).
+// Owner: shares the arrays with the caller, and hands them over to the context when it is
+//   destroyed while a copy still uses them.
 // Thread-safety: one object from several threads is safe; whose copy comes first is theirs
 //   to decide.
 //
 // Invariants:
 //   * Copies of this object reach the device in the order of the calls, on whatever streams:
 //     a copy on another stream than the last one's first makes its stream wait for that.
-//   * After upload() the host array may be overwritten, unless it said that it reads the
-//     array itself; then, and after download(), the array is the device's until wait_host().
+//   * The bytes that a copy to the device takes are those of the moment of the call: of a
+//     snapshot because they were copied, of the other policies because the host array is
+//     handed out only after the copy.
+//   * A copy that is captured in a graph reads a slot of its own at every replay, which
+//     refill() writes; the graph keeps the slot and the device array.
+//   * After an upload() that returned false the host array may be overwritten. After one that
+//     returned true, and after download(), it is the device's until order().wait_host().
 #pragma once
 
-#include <mutex>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 
-#include "stream/event_frontier.h"
+#include "transfer/copy_order.h"
 #include "transfer/device_context.h"
+#include "transfer/fetch.h"
+#include "transfer/graph_slot.h"
+#include "transfer/upload.h"
 
 namespace staging {
 
+// How the host array is protected while a copy to the device is in flight.
+enum class Reuse : std::uint8_t {
+  kSnapshot,   // its bytes are taken first
+  kWait,       // the transfer reads it, and the guard waits for the transfer
+  kUnchecked,  // the transfer reads it, and the caller knows what they do
+};
+
+struct BufferCounts {
+  std::uint64_t to_gpu = 0;
+  std::uint64_t to_cpu = 0;
+  std::uint64_t fetches = 0;
+  std::uint64_t to_gpu_nbytes = 0;
+  std::uint64_t to_cpu_nbytes = 0;  // fetches included
+  std::uint64_t captured = 0;       // copies in graphs; replays are not counted
+  std::uint64_t waits = 0;          // for the host array, a replay or a full ring
+  std::uint64_t waited_us = 0;
+};
+
 class BufferCopies {
  public:
-  BufferCopies(DeviceContext& context, void* host, void* device, bool host_is_pinned) noexcept
-      : context_(context), host_(host), device_(device), host_is_pinned_(host_is_pinned) {}
+  struct Arrays {
+    void* host;
+    bool host_is_pinned;
+    void* device;
+    std::size_t nbytes;                     // of either
+    std::shared_ptr<void> host_owner = {};  // what keeps them alive
+    std::shared_ptr<void> device_owner = {};
+  };
+
+  BufferCopies(DeviceContext& context, Arrays arrays, Reuse reuse) noexcept;
   BufferCopies(const BufferCopies&) = delete;  // it is the order of one pair of arrays
   BufferCopies& operator=(const BufferCopies&) = delete;
+  ~BufferCopies();
 
-  // Enqueues host[:nbytes] -> device[:nbytes] on `stream`; see upload.h for what it waits for.
-  // While a download is in flight the copy reads the host array itself, in stream order.
-  // Throws StateError where `stream` captures.
-  void upload(StreamRef stream, std::size_t nbytes);
+  // Enqueues host[:nbytes] -> device[:nbytes] on `stream`. Whether the transfer reads the host
+  // array itself: where the policy says so, or where a download into it is in flight, whose
+  // bytes a snapshot would miss. A pageable host array is never read by a transfer.
+  // Waits only where the stream's ring is full of copies in flight, for the oldest.
+  //
+  // Where `stream` captures, the copy becomes part of the graph and reads the graph slot,
+  // which has the bytes of this moment until refill(). Under kUnchecked it reads a pinned host
+  // array itself, at every replay, unguarded.
+  bool upload(StreamRef stream, std::size_t nbytes);
+  // Puts host[:nbytes] into the graph slot, for the replays that are launched from now on, on
+  // `stream`: it comes behind this object's copies so far. Waits until the replays launched
+  // so far have read the slot, and a download has arrived in the host array. Throws
+  // StateError where no copy was captured, or `stream` captures.
+  void refill(StreamRef stream, std::size_t nbytes);
   // Enqueues device[:nbytes] -> host[:nbytes] on `stream` and waits for nothing, except where
   // the host array is pageable: then it returns when the bytes are there.
   void download(StreamRef stream, std::size_t nbytes);
 
-  // Whether the device may still read or write the host array. Queries what is not known to
-  // be complete.
-  bool host_in_flight();
-  // Blocks until it does not; throws Interrupted. Call without the GIL.
-  void wait_host();
-  // The events of the copies that use the host array, for whoever keeps it alive.
-  EventFrontier host_users() const;
+  // A slot that the caller fills at leisure; end_fill() enqueues slot[:nbytes] ->
+  // device[:nbytes] on the stream of begin_fill(). Dropping it instead gives it up.
+  ReservedSlot begin_fill(StreamRef stream, std::size_t nbytes);
+  void end_fill(ReservedSlot slot, std::size_t nbytes);
 
+  // Enqueues device[:nbytes] -> dst on `stream`, `dst` being pinned memory that the caller
+  // keeps until the fetch is done. Waits for nothing. Where it throws and `lost` is set, the
+  // copy may run nonetheless, and nothing tells when it ends: `dst` must never be reused.
+  Fetch fetch(StreamRef stream, void* dst, std::size_t nbytes, bool* lost);
+
+  // Whether the device may still read or write the host array. Asks the runtime.
+  bool host_in_flight() { return order_.host_in_flight(); }
+  // Blocks until the host array is the host's; throws Interrupted. Call without the GIL.
+  void wait_host();
+
+  CopyOrder& order() noexcept { return order_; }
+  const CopyOrder& order() const noexcept { return order_; }
   DeviceContext& context() const noexcept { return context_; }
+  Reuse reuse() const noexcept { return reuse_; }
+  BufferCounts counts() const noexcept;
+  // Slots of this object whose copies are not complete. Asks the runtime.
+  std::size_t slots_in_flight() { return context_.count_in_flight(tag_); }
 
  private:
-  // A consistent look at the state, taken under the lock and used without it.
-  struct State {
-    EventFrontier last;
-    EventFrontier host_users;
-    UploadRing* ring;
-  };
-  State state() const;
-  void check_not_capturing(StreamRef stream) const;
-  // Enqueues one copy that uses the host array itself.
-  void copy_host_array(StreamRef stream, std::size_t nbytes, CopyKind kind, const State& before);
+  void retain_forever() noexcept;
+  bool capturing(StreamRef stream) const;
+  void check_not_capturing(StreamRef stream, const char* what) const;
+  UploadRing& ring_of(StreamRef stream);
+  // Enqueues one copy in this turn and records its event. `uses_host`: the host array.
+  Event copy(CopyOrder::Turn& turn, StreamRef stream, void* dst, const void* src,
+             std::size_t nbytes, CopyKind kind, bool uses_host, bool* lost);
+  void begin_copy(CopyOrder::Turn& turn, StreamRef stream);
+  void capture(StreamRef stream, std::size_t nbytes);
+  void write_graph_slot(std::size_t nbytes);
+  void copy_host_array(CopyOrder::Turn& turn, StreamRef stream, std::size_t nbytes, CopyKind kind);
+  void count_waits(std::uint64_t waits, std::uint64_t waited_us) noexcept;
 
   DeviceContext& context_;
-  void* const host_;
-  void* const device_;
-  const bool host_is_pinned_;
+  const Arrays arrays_;
+  const Reuse reuse_;
+  const UploadRing::Tag tag_;
+  CopyOrder order_;
+  std::shared_ptr<UploadRing> ring_;       // of the last upload; belongs to the turn
+  std::shared_ptr<GraphSlot> graph_slot_;  // since the first capture; belongs to the turn
 
-  mutable std::mutex mutex_;
-  EventFrontier last_;          // the latest copies; guarded by mutex_
-  EventFrontier host_users_;    // those of them and before that use the host array; likewise
-  UploadRing* ring_ = nullptr;  // of the last upload's stream; likewise
+  // Those that are not atomic sums of several threads belong to the turn.
+  struct {
+    std::atomic<std::uint64_t> to_gpu{0}, to_cpu{0}, fetches{0}, captured{0};
+    std::atomic<std::uint64_t> to_gpu_nbytes{0}, to_cpu_nbytes{0};
+    std::atomic<std::uint64_t> waits{0}, waited_us{0};
+  } counts_;
 };
 
 }  // namespace staging

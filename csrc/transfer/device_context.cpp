@@ -1,9 +1,19 @@
 #include "transfer/device_context.h"
 
+#include <algorithm>
+#include <atomic>
 #include <iterator>
 #include <utility>
 
+#include "support/error.h"
+
 namespace staging {
+
+namespace {
+
+std::atomic<std::size_t> ring_limit_nbytes{UploadRing::kDefaultLimitNbytes};
+
+}  // namespace
 
 // Both are leaked: static destructors would run after the driver's teardown.
 DeviceContext::Registry& DeviceContext::registry() {
@@ -16,19 +26,60 @@ std::mutex& DeviceContext::registry_mutex() {
   return mutex;
 }
 
+std::vector<DeviceContext*> DeviceContext::all() {
+  std::vector<DeviceContext*> contexts;
+  const std::lock_guard<std::mutex> lock(registry_mutex());
+  for (const auto& [device, context] : registry()) contexts.push_back(context.get());
+  return contexts;
+}
+
+DeviceContext::DeviceContext(Runtime& runtime, int device)
+    : runtime_(runtime),
+      events_(runtime, device),
+      own_pool_(std::make_unique<PinnedPool>(runtime)),
+      pool_(*own_pool_),
+      notifier_(runtime, device) {}
+
+DeviceContext::DeviceContext(Runtime& runtime, int device, PinnedPool& pool)
+    : runtime_(runtime), events_(runtime, device), pool_(pool), notifier_(runtime, device) {}
+
 DeviceContext& DeviceContext::of(int device) {
   Runtime& runtime = Runtime::get();
+  PinnedPool& pool = PinnedPool::get(runtime);
   const std::lock_guard<std::mutex> lock(registry_mutex());
   std::unique_ptr<DeviceContext>& context = registry()[device];
-  if (!context) context = std::make_unique<DeviceContext>(runtime, device);
+  if (!context) context = std::make_unique<DeviceContext>(runtime, device, pool);
   return *context;
 }
 
-UploadRing& DeviceContext::ring(StreamHandle stream) {
+void DeviceContext::set_ring_limits(std::size_t nbytes) {
+  ring_limit_nbytes.store(std::max(nbytes, UploadRing::kMinLimitNbytes));
+  for_each([](DeviceContext& context) {
+    for (const auto& ring : context.rings()) ring->set_limit(ring_limit_nbytes.load());
+  });
+}
+
+std::size_t DeviceContext::ring_limit() {
+  return ring_limit_nbytes.load();
+}
+
+std::shared_ptr<UploadRing> DeviceContext::ring(StreamRef stream) {
+  std::shared_ptr<UploadRing> gone;  // dropped without the lock
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::unique_ptr<UploadRing>& ring = rings_[stream];
-  if (!ring) ring = std::make_unique<UploadRing>(events_, StreamRef{device(), stream});
-  return *ring;
+  std::shared_ptr<UploadRing>& ring = rings_[stream.handle];
+  if (ring == nullptr || !(ring->stream() == stream)) {
+    gone = std::exchange(
+        ring, std::make_shared<UploadRing>(events_, pool_, stream, ring_limit_nbytes.load()));
+  }
+  return ring;
+}
+
+std::vector<std::shared_ptr<UploadRing>> DeviceContext::rings() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::shared_ptr<UploadRing>> rings;
+  rings.reserve(rings_.size());
+  for (const auto& [handle, ring] : rings_) rings.push_back(ring);
+  return rings;
 }
 
 bool DeviceContext::addresses_pinned(const void* pinned) {
@@ -43,60 +94,15 @@ bool DeviceContext::addresses_pinned(const void* pinned) {
 }
 
 std::size_t DeviceContext::trim() {
-  std::vector<UploadRing*> rings;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto& [stream, ring] : rings_) rings.push_back(ring.get());
-  }
-  std::size_t nbytes = 0;
-  for (UploadRing* ring : rings) nbytes += ring->trim();
-  return nbytes;
-}
-
-void DeviceContext::retain(std::shared_ptr<void> owner, EventFrontier users) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    retained_.push_back({std::move(owner), std::move(users)});
-  }
-  reap();
-}
-
-void DeviceContext::retain_in_graph(StreamRef stream, std::shared_ptr<void> owner) {
-  auto* owned = new GraphOwned{this, std::move(owner)};
-  runtime_.retain_in_capture(
-      stream.device, stream.handle,
-      [](void* argument) {
-        std::unique_ptr<GraphOwned> done(static_cast<GraphOwned*>(argument));
-        const std::lock_guard<std::mutex> lock(done->context->mutex_);
-        done->context->retained_.push_back({std::move(done->owner), {}});
-      },
-      owned);
-}
-
-std::size_t DeviceContext::reap() {
-  // Queried without the lock; an owner's destructor may call back into the runtime.
-  std::vector<Retained> held;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    held.swap(retained_);
-  }
-  std::erase_if(held, [&](const Retained& retained) {
-    try {
-      return !runtime_.context_lost() && retained.users.query();
-    } catch (...) {
-      return false;  // the context is lost: leaked rather than reused
-    }
-  });
-  const std::lock_guard<std::mutex> lock(mutex_);
-  retained_.insert(retained_.end(), std::make_move_iterator(held.begin()),
-                   std::make_move_iterator(held.end()));
-  return retained_.size();
+  Runtime::check_not_forked();
+  for (const auto& ring : rings()) ring->trim();
+  events_.trim();
+  return pool_.trim();
 }
 
 UploadRingStats DeviceContext::ring_stats() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
   UploadRingStats sum;
-  for (const auto& [stream, ring] : rings_) {
+  for (const auto& ring : rings()) {
     const UploadRingStats stats = ring->stats();
     sum.capacity_nbytes += stats.capacity_nbytes;
     sum.in_flight_nbytes += stats.in_flight_nbytes;
@@ -105,6 +111,66 @@ UploadRingStats DeviceContext::ring_stats() const {
     sum.waited_us += stats.waited_us;
   }
   return sum;
+}
+
+std::size_t DeviceContext::count_in_flight(UploadRing::Tag tag) {
+  std::size_t count = 0;
+  for (const auto& ring : rings()) count += ring->count_in_flight(tag);
+  return count;
+}
+
+void DeviceContext::retain(std::shared_ptr<void> owner, EventFrontier users) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    retained_.push_back({std::move(owner), std::move(users)});
+  }
+  // A few, so that what is done drains faster than it comes.
+  constexpr std::size_t kGlances = 4;
+  reap(kGlances);
+}
+
+void DeviceContext::retain_forever(std::shared_ptr<void> owner) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  forever_.push_back(std::move(owner));
+}
+
+void DeviceContext::retain_in_graph(StreamRef stream, std::shared_ptr<void> owner) {
+  auto owned = std::make_unique<GraphOwned>(GraphOwned{this, std::move(owner)});
+  // On failure the runtime has called it already.
+  runtime_.retain_in_capture(
+      stream.device, stream.handle,
+      [](void* argument) {
+        std::unique_ptr<GraphOwned> done(static_cast<GraphOwned*>(argument));
+        const std::lock_guard<std::mutex> lock(done->context->mutex_);
+        done->context->retained_.push_back({std::move(done->owner), {}});
+      },
+      owned.release());
+}
+
+std::size_t DeviceContext::reap(std::size_t max_count) {
+  if (Runtime::forked() || runtime_.context_lost()) max_count = 0;  // leaked, not reused
+  std::vector<Retained> held;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto count = static_cast<std::ptrdiff_t>(std::min(max_count, retained_.size()));
+    const auto last = retained_.begin() + count;
+    held.assign(std::make_move_iterator(retained_.begin()), std::make_move_iterator(last));
+    retained_.erase(retained_.begin(), last);
+  }
+  // Without the lock: queries are calls of the runtime, and so may be an owner's destructor.
+  std::vector<Retained> done;
+  for (Retained& retained : held) {
+    try {
+      if (retained.users.query()) done.push_back(std::move(retained));
+    } catch (const Error&) {  // kept: nobody can tell that it is done
+    }
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (Retained& retained : held) {
+    // To the back, so that a stalled one does not keep the others from being looked at.
+    if (retained.owner != nullptr) retained_.push_back(std::move(retained));
+  }
+  return retained_.size();
 }
 
 }  // namespace staging

@@ -1,4 +1,4 @@
-// What the buffers of one device share: its events and its upload rings.
+// What the buffers of one device share: its events, its pinned memory and its upload rings.
 //
 // Owner: DeviceContext::of() keeps one per device for the life of the process and never
 //   destroys it (see Runtime::get()); tests make their own over a scripted runtime.
@@ -7,20 +7,25 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
 
+#include "memory/pinned_pool.h"
 #include "ring/upload_ring.h"
 #include "stream/event_frontier.h"
 #include "stream/event_pool.h"
+#include "transfer/event_notifier.h"
 
 namespace staging {
 
 class DeviceContext {
  public:
-  DeviceContext(Runtime& runtime, int device) : runtime_(runtime), events_(runtime, device) {}
+  // With a pool of its own, for tests.
+  DeviceContext(Runtime& runtime, int device);
+  DeviceContext(Runtime& runtime, int device, PinnedPool& pool);
   DeviceContext(const DeviceContext&) = delete;  // buffers point to it
   DeviceContext& operator=(const DeviceContext&) = delete;
 
@@ -29,54 +34,74 @@ class DeviceContext {
   // Visits each context that of() has made.
   template <typename Visit>
   static void for_each(Visit visit) {
-    const std::lock_guard<std::mutex> lock(registry_mutex());
-    for (auto& [device, context] : registry()) visit(*context);
+    for (DeviceContext* context : all()) visit(*context);
   }
+  // What the copies of each stream may have in flight, of all devices, from now on.
+  static void set_ring_limits(std::size_t nbytes);
+  static std::size_t ring_limit();
 
   Runtime& runtime() const noexcept { return runtime_; }
   int device() const noexcept { return events_.device(); }
   EventPool& events() noexcept { return events_; }
+  PinnedPool& pool() noexcept { return pool_; }
+  EventNotifier& notifier() noexcept { return notifier_; }
 
-  // The ring of a stream, made on first use. The reference stays valid.
-  UploadRing& ring(StreamHandle stream);
-  // Gives back the pinned memory that no copy in flight uses; the bytes unpinned.
+  // The ring of a stream, made on first use. It is dropped when its stream is found to be
+  // gone: whoever keeps it, keeps its memory.
+  std::shared_ptr<UploadRing> ring(StreamRef stream);
+  // The same for a stream of the process's lifetime.
+  UploadRing& ring(StreamHandle stream) { return *ring(StreamRef{device(), stream}); }
+  // Returns what no copy in flight uses to the pool, and unpins what the pool then does not
+  // use; the bytes unpinned. Idle events are destroyed.
   std::size_t trim();
   // Whether kernels of this device may use pinned memory by the address that the host has for
   // it. A property of the device; asked once, about `pinned`.
   bool addresses_pinned(const void* pinned);
   // Sums over the rings.
   UploadRingStats ring_stats() const;
+  std::size_t count_in_flight(UploadRing::Tag tag);
 
   // Keeps `owner` alive until `users` are complete. Waits for nothing; what is found done is
   // released here and at the next call. Nothing is released once the context is lost.
   void retain(std::shared_ptr<void> owner, EventFrontier users);
+  // Keeps it for the rest of the process: a copy that uses it has no event.
+  void retain_forever(std::shared_ptr<void> owner);
   // Keeps `owner` alive as long as the graph that `stream` captures, and every executable
   // made of it. It is released by a later retain() or reap(): a graph's destructor may not
   // call the runtime, and an owner's might.
   void retain_in_graph(StreamRef stream, std::shared_ptr<void> owner);
-  // Releases what is done; how many are still held.
-  std::size_t reap();
+  // Releases what is done, looking at `max_count` of them; how many are still held.
+  std::size_t reap(std::size_t max_count = SIZE_MAX);
 
  private:
   using Registry = std::unordered_map<int, std::unique_ptr<DeviceContext>>;
   static Registry& registry();
   static std::mutex& registry_mutex();
+  static std::vector<DeviceContext*> all();
 
-  Runtime& runtime_;
-  EventPool events_;
+  std::vector<std::shared_ptr<UploadRing>> rings() const;
+
   enum class Addressing : std::uint8_t { kUnknown, kSame, kOther };
-  std::atomic<Addressing> pinned_addressing_{Addressing::kUnknown};
-  mutable std::mutex mutex_;
-  std::unordered_map<StreamHandle, std::unique_ptr<UploadRing>> rings_;  // guarded by mutex_
   struct Retained {
     std::shared_ptr<void> owner;
     EventFrontier users;
   };
-  std::vector<Retained> retained_;  // guarded by mutex_
   struct GraphOwned {
     DeviceContext* context;
     std::shared_ptr<void> owner;
   };
+
+  Runtime& runtime_;
+  EventPool events_;  // before the pool, whose blocks hold some
+  std::unique_ptr<PinnedPool> own_pool_;
+  PinnedPool& pool_;
+  EventNotifier notifier_;
+  std::atomic<Addressing> pinned_addressing_{Addressing::kUnknown};
+  mutable std::mutex mutex_;
+  // By handle; each for the latest stream that had it. Guarded by mutex_.
+  std::unordered_map<StreamHandle, std::shared_ptr<UploadRing>> rings_;
+  std::deque<Retained> retained_;               // guarded by mutex_
+  std::vector<std::shared_ptr<void>> forever_;  // guarded by mutex_
 };
 
 }  // namespace staging

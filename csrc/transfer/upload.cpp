@@ -2,25 +2,30 @@
 
 #include <cstring>
 
+#include "transfer/pinned_copy.h"
+
 namespace staging {
 
 Event upload_snapshot(DeviceContext& context, UploadRing& ring, void* dst, const void* src,
-                      std::size_t nbytes) {
+                      std::size_t nbytes, UploadRing::Tag tag, UploadReport* report) {
   return upload_through_slot(
       context, ring, nbytes, [&](std::byte* slot) { std::memcpy(slot, src, nbytes); },
       [&](const std::byte* slot) {
-        context.runtime().copy_async(context.device(), dst, slot, nbytes, CopyKind::kHostToDevice,
-                                     ring.stream().handle);
-      });
+        copy_pinned_async(context.pool(), ring.stream(), dst, slot, nbytes,
+                          CopyKind::kHostToDevice);
+      },
+      tag, report);
 }
 
-void detail::settle_unrecorded(UploadRing& ring, const UploadRing::Slot& slot) noexcept {
+bool detail::settle_unrecorded(UploadRing& ring, const UploadRing::Slot& slot) noexcept {
   const StreamRef stream = ring.stream();
   try {
     ring.events().runtime().synchronize_stream(stream.device, stream.handle);
     ring.abandon(slot);
+    return true;
   } catch (...) {
     ring.commit(slot, {});
+    return false;
   }
 }
 

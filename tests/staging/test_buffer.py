@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import staging  # noqa: E402
 from staging import CpuGpuBuffer, sim  # noqa: E402
 
 DTYPES = [
@@ -39,6 +40,13 @@ class PlainBuffer:
 
 def make(*size: int, dtype=torch.int32, device="cuda", **options) -> CpuGpuBuffer:
     return CpuGpuBuffer(*size, dtype=dtype, device=device, **options)
+
+
+@pytest.fixture
+def upload_limit():
+    before = staging.upload_stats().limit_nbytes if torch.cuda.is_available() else 0
+    yield staging.set_upload_limit
+    staging.set_upload_limit(before)
 
 
 # -- construction -------------------------------------------------------------------------
@@ -331,8 +339,9 @@ def test_copies_on_two_streams_keep_their_order(schedule, seed):
 
 @pytest.mark.sim
 @pytest.mark.cuda
-def test_more_in_flight_than_the_ring_holds_waits_and_loses_nothing():
-    rows = 256 * 1024  # 1 MiB a copy: two fill the ring
+@pytest.mark.parametrize("rows", [16 * 1024, 256 * 1024], ids=["in the ring", "in blocks"])
+def test_more_in_flight_than_the_ring_holds_waits_and_loses_nothing(rows, upload_limit):
+    upload_limit(2 * 4 * rows)
     buffer = make(rows)
     log = torch.zeros(8, rows, dtype=torch.int32, device="cuda")
     with sim.policy("lazy"):
@@ -340,6 +349,8 @@ def test_more_in_flight_than_the_ring_holds_waits_and_loses_nothing():
             buffer.np[:] = step
             buffer.copy_to_gpu()
             log[step].copy_(buffer.gpu)
+            assert buffer.stats().slots_in_flight <= max(2, 256 // (4 * rows // 1024))
+        assert buffer.stats().waits > 0
         seen = log.cpu()
     assert [row.unique().tolist() for row in seen] == [[step] for step in range(8)]
 
@@ -462,22 +473,7 @@ def test_one_buffer_from_two_threads_stays_whole(seed):
 
 
 @pytest.mark.cuda
-@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
-def test_a_copy_on_a_stream_that_captures_is_refused_and_the_next_one_works():
-    buffer = make(4)
-    buffer.copy_to_gpu()
-    torch.cuda.synchronize()
-    with pytest.raises(RuntimeError, match="captures a CUDA graph"):
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            buffer.copy_to_gpu()
-    torch.cuda.synchronize()
-    buffer.np[:] = 3
-    buffer.copy_to_gpu()
-    assert buffer.gpu.cpu().tolist() == [3] * 4
-
-
-@pytest.mark.cuda
-def test_another_threads_capture_in_global_mode_does_not_notice():
+def test_a_ring_that_fills_up_does_not_disturb_another_threads_capture():
     buffer = make(64 * 1024)  # several fill the ring: it queries events, and grows
     source, target = torch.ones(8, device="cuda"), torch.zeros(8, device="cuda")
     failures: list[BaseException] = []
@@ -500,28 +496,6 @@ def test_another_threads_capture_in_global_mode_does_not_notice():
     assert not failures
     graph.replay()
     assert target.cpu().tolist() == [1] * 8
-
-
-@pytest.mark.cuda
-def test_a_forked_child_is_told_so():
-    code = (
-        "import os, torch\n"
-        "from staging import CpuGpuBuffer\n"
-        "buffer = CpuGpuBuffer(4, dtype=torch.int32, device='cuda')\n"
-        "buffer.copy_to_gpu()\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    try:\n"
-        "        buffer.copy_to_gpu()\n"
-        "    except RuntimeError as error:\n"
-        "        os._exit(0 if 'forked' in str(error) else 1)\n"
-        "    os._exit(2)\n"
-        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert result.stdout.strip() == "0"
 
 
 # -- cost, in calls -----------------------------------------------------------------------
@@ -553,6 +527,19 @@ def test_a_copy_is_one_transfer_and_one_event_record(n):
 
 @pytest.mark.sim
 @pytest.mark.cuda
+def test_each_copy_in_flight_has_an_event_of_its_own():
+    buffer, stream = make(8), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    staging.extension._C.trim(0)  # leaves no idle event
+    with sim.policy("lazy"), sim.hold(stream.cuda_stream):
+        before = sim.objects().events
+        for _ in range(20):
+            buffer.copy_to_gpu(stream=stream)
+        assert sim.objects().events == before + 20
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
 def test_no_rows_cost_no_runtime_call():
     buffer = make(16)
     with sim.count() as counts:
@@ -570,4 +557,756 @@ def test_reading_np_with_nothing_in_flight_costs_no_runtime_call():
     with sim.count() as counts:
         _ = buffer.np, buffer.cpu
     assert not any(counts.values())
-    assert "np" in vars(buffer)
+    assert type(buffer) is CpuGpuBuffer
+
+
+# -- the other policies -------------------------------------------------------------------
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_under_wait_reading_np_waits_until_the_transfer_has_read_it(schedule, seed):
+    buffer = make(64, reuse="wait")
+    log = torch.zeros(50, 64, dtype=torch.int32, device="cuda")
+    with sim.policy(schedule, seed=seed):
+        for step in range(50):
+            buffer.np[:] = step
+            log[step].copy_(buffer.copy_to_gpu())
+        assert [row.unique().tolist() for row in log.cpu()] == [[step] for step in range(50)]
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_under_wait_no_host_copy_is_made():
+    buffer = make(64, reuse="wait")
+    buffer.copy_to_gpu()
+    assert buffer.stats().slots_in_flight == 0
+    with sim.record() as calls:
+        buffer.copy_to_gpu()
+    assert [call.name for call in calls if call.kind] == ["cudaMemcpyAsync"]
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_under_wait_the_guard_is_gone_once_nothing_is_in_flight():
+    buffer = make(64, reuse="wait")
+    with sim.policy("lazy"):
+        buffer.copy_to_gpu()
+        assert type(buffer) is not CpuGpuBuffer
+        assert type(buffer).__name__ == "CpuGpuBuffer"
+        assert isinstance(buffer, CpuGpuBuffer)
+        _ = buffer.cpu
+        assert type(buffer) is CpuGpuBuffer
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_unchecked_is_the_plain_buffer_with_its_race():
+    buffer = make(4, reuse="unchecked")
+    with sim.policy("lazy"):
+        buffer.np[:] = 1
+        buffer.copy_to_gpu()
+        buffer.np[:] = 2
+        assert buffer.gpu.cpu().tolist() == [2] * 4
+        buffer.gpu.fill_(3)
+        buffer.copy_to_cpu()
+        assert buffer.np.tolist() == [2] * 4
+        assert type(buffer) is CpuGpuBuffer
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+@pytest.mark.parametrize("reuse", ["wait", "unchecked"])
+def test_a_host_array_in_flight_is_kept_whatever_the_policy(reuse):
+    with sim.policy("lazy"):
+        sim.clear_reports()
+        buffer = make(1024, reuse=reuse)
+        target = buffer.gpu
+        buffer.np[:] = 3
+        buffer.copy_to_gpu()
+        del buffer
+        gc.collect()
+        others = [torch.full((1024,), 9, dtype=torch.int32).pin_memory() for _ in range(8)]
+        assert target.cpu().unique().tolist() == [3]
+        del others
+        assert sim.reports() == []
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("reuse", ["wait", "unchecked"])
+def test_only_snapshots_do_without_pinned_memory(reuse):
+    with pytest.raises(ValueError, match=r"pin_memory=True"):
+        make(4, reuse=reuse, pin_memory=False)
+    assert make(4, device="cpu", reuse=reuse).copy_to_gpu().shape == (4,)
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_an_unpinned_source_is_a_snapshot_and_still_asynchronous():
+    buffer = make(64, pin_memory=False)
+    with sim.policy("lazy"):
+        buffer.np[:] = 1
+        with sim.count() as calls:
+            buffer.copy_to_gpu()
+        buffer.np[:] = 2
+        assert sim.pending() > 0
+        assert calls["cudaStreamSynchronize"] == calls["cudaEventSynchronize"] == 0
+        assert buffer.gpu.cpu().unique().tolist() == [1]
+
+
+@pytest.mark.cuda
+def test_a_large_snapshot_hints_once_at_what_is_cheaper():
+    code = (
+        "import warnings, torch, staging\n"
+        "b = staging.CpuGpuBuffer(1 << 19, dtype=torch.int32, device='cuda')\n"
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "    warnings.simplefilter('always')\n"
+        "    b.copy_to_gpu(1 << 18); print(len(seen))\n"
+        "    b.copy_to_gpu(); b.copy_to_gpu(); print(len(seen))\n"
+        "print(seen[0].category.__name__, 'fill' in str(seen[0].message), seen[0].filename)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert result.stdout.split() == ["0", "1", "StagingHint", "True", "<string>"]
+
+
+# -- fill ---------------------------------------------------------------------------------
+
+
+def test_a_fill_writes_the_first_n_rows(device):
+    buffer = make(5, 3, device=device)
+    with buffer.fill(2) as rows:
+        assert rows.shape == (2, 3)
+        assert rows.dtype == np.int32
+        rows[:] = [[1, 2, 3], [4, 5, 6]]
+    assert buffer.gpu.cpu().tolist() == [[1, 2, 3], [4, 5, 6], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
+    assert not buffer.np.any()
+
+
+@pytest.mark.parametrize("size", [(0,), (4,), (3, 0), ()])
+def test_a_fill_of_any_shape(device, size):
+    buffer = CpuGpuBuffer(size, dtype=torch.int64, device=device)
+    with buffer.fill() as rows:
+        rows[...] = 7
+    assert buffer.gpu.cpu().tolist() == torch.full(size, 7).tolist()
+
+
+def test_a_fill_without_numpy_is_a_tensor(device):
+    buffer = make(4, 2, dtype=torch.bfloat16, device=device, with_numpy=False)
+    with buffer.fill(3) as rows:
+        assert rows.dtype == torch.bfloat16
+        rows.fill_(1.5)
+    assert buffer.gpu.cpu().tolist() == [[1.5, 1.5]] * 3 + [[0, 0]]
+
+
+def test_a_fill_that_raises_copies_nothing(device):
+    buffer = make(4, device=device)
+
+    def fill() -> None:
+        with buffer.fill() as rows:
+            rows[:] = 9
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fill()
+    assert not buffer.gpu.cpu().any()
+    assert buffer.stats().slots_in_flight == 0
+    assert buffer.stats().copies_to_gpu == 0
+
+
+def test_a_fill_is_entered_once(device):
+    fill = make(4, device=device).fill()
+    with fill as rows:
+        rows[:] = 1
+    with pytest.raises(RuntimeError, match="entered before"), fill:
+        pass
+
+
+@pytest.mark.parametrize("n", [-1, 5])
+def test_a_fill_outside_the_buffer_is_an_error(device, n):
+    with pytest.raises(ValueError, match=rf"0\.\.4.*got {n}"), make(4, device=device).fill(n):
+        pass
+
+
+def test_the_array_of_a_fill_is_read_only_behind_it_and_stays_readable(device):
+    buffer = make(4, device=device)
+    with buffer.fill() as rows:
+        rows[:] = 5
+    with pytest.raises(ValueError, match="read-only"):
+        rows[:] = 6
+    for step in range(100):  # others use the memory that the copies gave back
+        buffer.np[:] = step
+        buffer.copy_to_gpu()
+    assert rows.tolist() == [5] * 4
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_fills_and_copies_of_one_buffer_keep_their_order(schedule, seed):
+    buffer = make(16)
+    side = torch.cuda.Stream()
+    log = torch.zeros(60, 16, dtype=torch.int32, device="cuda")
+    with sim.policy(schedule, seed=seed):
+        for step in range(60):
+            stream = side if step % 3 else torch.cuda.current_stream()
+            if step % 2:
+                with buffer.fill(stream=stream) as rows:
+                    rows[:] = step
+            else:
+                buffer.np[:] = step
+                buffer.copy_to_gpu(stream=stream)
+                buffer.np[:] = -1
+            side.wait_stream(torch.cuda.current_stream())
+            torch.cuda.current_stream().wait_stream(side)
+            log[step].copy_(buffer.gpu)
+            side.wait_stream(torch.cuda.current_stream())
+        assert [row.unique().tolist() for row in log.cpu()] == [[step] for step in range(60)]
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_a_fill_copies_its_bytes_once():
+    buffer = make(1024)
+    with buffer.fill() as rows:
+        rows[:] = 1
+    with sim.record() as calls:
+        with buffer.fill() as rows:
+            rows[:] = 2
+    assert [call.name for call in calls if call.kind] == ["cudaMemcpyAsync"]
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_a_fill_left_open_holds_up_nobody(upload_limit):
+    upload_limit(0)  # the least
+    buffer, other = make(16 * 1024), make(16 * 1024)
+    with sim.policy("lazy"), buffer.fill() as rows:
+        for step in range(50):
+            other.np[:] = step
+            other.copy_to_gpu()
+        rows[:] = 1
+    assert other.gpu.cpu().unique().tolist() == [49]
+    assert buffer.gpu.cpu().unique().tolist() == [1]
+
+
+# -- capture ------------------------------------------------------------------------------
+
+
+def capture(buffer: CpuGpuBuffer, out: torch.Tensor) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out.copy_(buffer.copy_to_gpu())
+    return graph
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("reuse", ["snapshot", "wait"])
+def test_a_hundred_rounds_of_refill_and_replay_give_each_its_own_bytes(reuse):
+    buffer = make(256, reuse=reuse)
+    seen = torch.zeros(100, 256, dtype=torch.int32, device="cuda")
+    out = torch.zeros(256, dtype=torch.int32, device="cuda")
+    graph = capture(buffer, out)
+    for step in range(100):
+        buffer.np[:] = step
+        buffer.refill()
+        graph.replay()
+        buffer.np[:] = -1
+        seen[step].copy_(out)
+    assert [row.unique().tolist() for row in seen.cpu()] == [[step] for step in range(100)]
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_rounds_of_refill_and_replay_under_every_schedule(schedule, seed):
+    with sim.policy(schedule, seed=seed):
+        test_a_hundred_rounds_of_refill_and_replay_give_each_its_own_bytes("snapshot")
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_the_rounds_synchronize_nothing():
+    buffer = make(16)
+    out = torch.zeros(16, dtype=torch.int32, device="cuda")
+    graph = capture(buffer, out)
+    with sim.count() as calls:
+        for step in range(10):
+            buffer.np[:] = step
+            buffer.refill()
+            graph.replay()
+    for name in ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"):
+        assert calls[name] == 0
+
+
+@pytest.mark.cuda
+def test_before_a_refill_a_replay_has_the_bytes_of_the_capture():
+    buffer = make(4)
+    out = torch.zeros(4, dtype=torch.int32, device="cuda")
+    buffer.np[:] = 1
+    graph = capture(buffer, out)
+    buffer.np[:] = 2
+    graph.replay()
+    assert out.cpu().tolist() == [1] * 4
+
+
+@pytest.mark.cuda
+def test_an_unpinned_source_can_be_captured():
+    buffer = make(4, pin_memory=False)
+    out = torch.zeros(4, dtype=torch.int32, device="cuda")
+    graph = capture(buffer, out)
+    buffer.np[:] = 3
+    buffer.refill()
+    graph.replay()
+    assert out.cpu().tolist() == [3] * 4
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_a_buffer_dropped_before_the_replay_keeps_its_memory():
+    with sim.policy("lazy"):
+        sim.clear_reports()
+        buffer = make(1024)
+        buffer.np[:] = 7
+        out = torch.zeros(1024, dtype=torch.int32, device="cuda")
+        graph = capture(buffer, out)
+        del buffer
+        gc.collect()
+        others = [make(1024) for _ in range(8)]
+        for other in others:
+            other.np[:] = 9
+            other.copy_to_gpu()
+        graph.replay()
+        assert out.cpu().unique().tolist() == [7]
+        assert sim.reports() == []
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_a_graph_that_is_gone_gives_its_memory_back():
+    in_use = staging.pinned_stats().in_use
+    buffer = make(1024)
+    out = torch.zeros(1024, dtype=torch.int32, device="cuda")
+    graph = capture(buffer, out)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert staging.pinned_stats().in_use > in_use
+    del buffer
+    graph.reset()
+    del graph
+    gc.collect()
+    sim.run_all()
+    staging.extension._C.reap(0)
+    assert staging.pinned_stats().in_use == in_use
+
+
+@pytest.mark.cuda
+def test_two_graphs_of_one_buffer_read_the_same_refill():
+    buffer = make(4)
+    first, second = (torch.zeros(4, dtype=torch.int32, device="cuda") for _ in range(2))
+    graphs = capture(buffer, first), capture(buffer, second)
+    buffer.np[:] = 5
+    buffer.refill()
+    for graph in graphs:
+        graph.replay()
+    assert first.cpu().tolist() == second.cpu().tolist() == [5] * 4
+    assert buffer.stats().captured == 2
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("call", ["copy_to_cpu", "fetch", "fill", "refill"])
+def test_what_a_graph_cannot_replay_safely_raises(call):
+    buffer = make(4)
+    buffer.copy_to_gpu()
+    attempt = getattr(buffer, call) if call != "fill" else buffer.fill().__enter__
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        buffer.gpu.fill_(1)
+        with pytest.raises(RuntimeError, match=r"cannot be captured|cannot run on a stream"):
+            attempt()
+    graph.replay()
+    assert buffer.gpu.cpu().tolist() == [1] * 4  # the capture was not broken
+
+
+@pytest.mark.cuda
+def test_a_refill_without_a_capture_is_an_error():
+    with pytest.raises(RuntimeError, match="nothing to fill"):
+        make(4).refill()
+    with pytest.raises(RuntimeError, match="on cpu"):
+        make(4, device="cpu").refill()
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_copy_behind_a_replay_on_another_stream_comes_behind_it(schedule, seed):
+    buffer = make(64)
+    out = torch.zeros(64, dtype=torch.int32, device="cuda")
+    side = torch.cuda.Stream()
+    graph = capture(buffer, out)
+    with sim.policy(schedule, seed=seed):
+        for step in range(20):
+            buffer.np[:] = -step
+            buffer.refill()
+            graph.replay()
+            buffer.np[:] = step
+            buffer.copy_to_gpu(stream=side)
+            assert buffer.fetch(stream=side).result().unique().tolist() == [step]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("reuse", ["snapshot", "wait"])
+def test_another_threads_capture_in_global_mode_does_not_notice(reuse):
+    """Stages, waits, pins and fetches while another thread captures."""
+    buffer = make(256, reuse=reuse)
+    capturing, done = threading.Event(), threading.Event()
+    failures: list[BaseException] = []
+
+    def capture_slowly() -> None:
+        try:
+            stream = torch.cuda.Stream()
+            x = torch.zeros(16, device="cuda")
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="global"):
+                x.fill_(1)
+                capturing.set()
+                assert done.wait(60)
+                x.fill_(2)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert x.cpu().tolist() == [2.0] * 16
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            capturing.set()
+
+    thread = threading.Thread(target=capture_slowly)
+    thread.start()
+    assert capturing.wait(60)
+    try:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for step in range(50):
+                buffer.np[:] = step
+                buffer.copy_to_gpu()
+                with buffer.fill(128) as rows:
+                    rows[:] = step
+                buffer.copy_to_cpu()
+                assert buffer.np[0] == step
+                assert buffer.fetch().result()[0] == step
+            buffer.stats()
+            staging.pinned_empty(1 << 20, dtype=torch.uint8)  # pins
+    finally:
+        done.set()
+        thread.join()
+    assert not failures, failures
+
+
+# -- several devices ----------------------------------------------------------------------
+
+
+def run_over_two_devices(code: str, *, policy: str = "lazy") -> str:
+    from staging.sim.cli import environment
+
+    env = environment(policy=policy, devices=2)
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=env,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_a_buffer_of_the_second_device_makes_no_context_on_the_first():
+    code = """
+import asyncio, threading, torch, staging
+from staging import CpuGpuBuffer, sim
+
+def work():
+    buffer = CpuGpuBuffer(64, dtype=torch.int32, device="cuda:1")
+    for step in range(20):
+        buffer.np[:] = step
+        buffer.copy_to_gpu()
+        with buffer.fill(32) as rows:
+            rows[:] = step
+        buffer.copy_to_cpu()
+        assert buffer.np[0] == step
+        fetch = buffer.fetch()
+        assert fetch.result()[0] == step
+        assert torch.cuda.current_device() == 0
+    async def wait():
+        return (await buffer.fetch())[0]
+    assert asyncio.run(wait()) == 19
+    buffer.stats()
+    del buffer
+    staging.pinned_trim()
+    staging.extension._C.trim(1)
+    assert torch.cuda.current_device() == 0
+
+work()
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+print(sim.context_active(0), sim.context_active(1), sim.reports())
+"""
+    assert run_over_two_devices(code).strip() == "False True []"
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_two_devices_from_one_thread_keep_the_current_device():
+    code = """
+import torch
+from staging import CpuGpuBuffer
+buffers = [CpuGpuBuffer(64, dtype=torch.int32, device=f"cuda:{i}") for i in range(2)]
+for current in (0, 1):
+    torch.cuda.set_device(current)
+    for step in range(10):
+        for i, buffer in enumerate(buffers):
+            buffer.np[:] = 10 * step + i
+            buffer.copy_to_gpu()
+            buffer.np[:] = -1
+            assert torch.cuda.current_device() == current
+        for i, buffer in enumerate(buffers):
+            assert buffer.gpu.cpu().unique().tolist() == [10 * step + i]
+try:
+    buffers[0].copy_to_gpu(stream=torch.cuda.Stream(device=1))
+except ValueError as error:
+    print("cuda:0" in str(error) and "cuda:1" in str(error))
+"""
+    assert run_over_two_devices(code).strip() == "True"
+
+
+# -- what the caller's PyTorch is set to --------------------------------------------------
+
+
+@pytest.mark.cuda
+def test_a_default_device_disturbs_nothing():
+    torch.set_default_device("cuda")
+    try:
+        for dtype in (torch.int32, torch.bfloat16, torch.bool):
+            buffer = make(4, dtype=dtype)
+            assert buffer.cpu.device.type == "cpu"
+            with buffer.fill() as rows:
+                rows[:] = 1
+            assert buffer.fetch().result().device.type == "cpu"
+            assert make(0, dtype=dtype).np.shape == (0,)
+            assert make(4, dtype=torch.int32, with_numpy=False).fetch(0).result().shape == (0,)
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.mark.cuda
+def test_inference_mode_and_autocast_disturb_nothing():
+    buffer = make(4, dtype=torch.float32)
+    with torch.inference_mode(), torch.autocast("cuda", dtype=torch.bfloat16):
+        buffer.np[:] = 1.5
+        view = buffer.copy_to_gpu(2)
+        result = buffer.fetch().result()
+        buffer.copy_to_cpu()
+    assert view.dtype == result.dtype == torch.float32
+    assert not view.is_inference()
+    assert not result.is_inference()
+    view.fill_(2.5)
+    assert buffer.gpu.cpu().tolist() == [2.5, 2.5, 0.0, 0.0]
+
+
+def test_a_compiled_caller_is_not_disturbed(device):
+    buffer = make(4, dtype=torch.float32, device=device)
+
+    @torch.compile(backend="aot_eager")
+    def step(flag: bool) -> torch.Tensor:
+        return buffer.copy_to_gpu(3 if flag else 4).clone()
+
+    for value in range(3):
+        buffer.np[:] = value
+        assert step(True).cpu().tolist() == [value] * 3
+        assert step(False).cpu().tolist() == [value] * 4
+
+
+# -- lifetimes, processes, errors ---------------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "action",
+    [
+        "copy_to_gpu()",
+        "copy_to_cpu()",
+        "np",
+        "fill().__enter__()",
+        "fetch()",
+        "stats()",
+        "refill()",
+    ],
+)  # fmt: skip
+def test_a_forked_child_is_told_so_whatever_it_does(action):
+    code = f"""
+import gc, os, torch
+from staging import CpuGpuBuffer
+buffer = CpuGpuBuffer(4, dtype=torch.int32, device='cuda')
+buffer.copy_to_gpu()
+buffer.copy_to_cpu()
+pid = os.fork()
+if pid == 0:
+    try:
+        buffer.{action}
+    except RuntimeError as error:
+        del buffer
+        gc.collect()  # and dropping it makes no call
+        os._exit(0 if 'forked' in str(error) else 1)
+    os._exit(2)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert result.stdout.strip() == "0"
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_a_signal_ends_a_wait_and_the_guard_stays():
+    import signal
+
+    buffer = make(4)
+    stream = torch.cuda.Stream()
+
+    def raise_it(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, raise_it)
+    try:
+        with sim.policy("lazy"):
+            with sim.hold(stream.cuda_stream):
+                buffer.copy_to_cpu(stream=stream)
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+                with pytest.raises(KeyboardInterrupt):
+                    _ = buffer.np
+                assert type(buffer) is not CpuGpuBuffer
+            assert buffer.np.tolist() == [0] * 4
+            assert type(buffer) is CpuGpuBuffer
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_a_stalled_stream_does_not_hold_up_another():
+    stalled, other = torch.cuda.Stream(), torch.cuda.Stream()
+    first, second = make(1024), make(1024)
+    with sim.policy("lazy"), sim.hold(stalled.cuda_stream):
+        for step in range(300):
+            first.copy_to_gpu(stream=stalled)  # 1.2 MB that never run
+            second.np[:] = step
+            second.copy_to_gpu(stream=other)
+            if step % 50 == 0:
+                assert second.fetch(stream=other).result().unique().tolist() == [step]
+        assert first.stats().waits == second.stats().waits == 0
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_slots_cost_pinned_memory_for_what_is_copied_and_not_for_what_could_be():
+    """Thirty buffers, one of 32 MB, of which a step copies 64 KB in all."""
+    code = """
+import torch, staging
+from staging import CpuGpuBuffer
+buffers = [CpuGpuBuffer(1024, dtype=torch.int32, device="cuda") for _ in range(29)]
+table = CpuGpuBuffer(4096, 2048, dtype=torch.int32, device="cuda")
+before = staging.pinned_stats().allocated
+for step in range(200):
+    for buffer in buffers:
+        buffer.copy_to_gpu(480)
+    table.copy_to_gpu(1)
+    if step % 2:
+        torch.cuda.current_stream().synchronize()
+stats = staging.upload_stats()
+assert 29 * 480 * 4 + 8192 > 62_000
+print(stats.capacity_nbytes, staging.pinned_stats().allocated - before)
+"""
+    for policy in ("lazy", "eager"):
+        from staging.sim.cli import environment
+
+        result = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+            env=environment(policy=policy),
+        )
+        assert all(0 < int(nbytes) < 4_000_000 for nbytes in result.stdout.split()), policy
+
+
+# -- figures ------------------------------------------------------------------------------
+
+
+def test_counts_its_copies_and_their_bytes(device):
+    buffer = make(8, 2, device=device)
+    buffer.copy_to_gpu()
+    buffer.copy_to_gpu(3)
+    buffer.copy_to_gpu(0)
+    with buffer.fill(1) as rows:
+        rows[:] = 0
+    buffer.copy_to_cpu(4)
+    buffer.fetch(2).result()
+    stats = buffer.stats()
+    assert (stats.copies_to_gpu, stats.bytes_to_gpu) == (3, 64 + 24 + 8)
+    assert (stats.copies_to_cpu, stats.fetches, stats.bytes_to_cpu) == (1, 1, 32 + 16)
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_counts_its_waits_and_what_is_in_flight():
+    buffer, other = make(8), make(8)
+    with sim.policy("lazy"):
+        for _ in range(3):
+            buffer.copy_to_gpu()
+        other.copy_to_gpu()
+        assert buffer.stats().slots_in_flight in (2, 3)  # asking is a poll
+        buffer.copy_to_cpu()
+        _ = buffer.np
+        stats = buffer.stats()
+        assert stats.slots_in_flight == 0
+        assert stats.waits == 1
+        assert stats.waited_us > 0
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_a_stream_that_took_over_a_handle_is_another_stream():
+    """A destroyed stream's handle may come back; its copies may still be in flight."""
+    import ctypes
+
+    runtime = ctypes.CDLL(None)
+
+    def new_stream() -> torch.cuda.ExternalStream:
+        handle = ctypes.c_void_p()
+        assert runtime.cudaStreamCreateWithFlags(ctypes.byref(handle), 1) == 0
+        return torch.cuda.ExternalStream(handle.value)
+
+    buffer = make(256)
+    with sim.policy("lazy"):
+        for step in range(40):
+            stream = new_stream()
+            buffer.np[:] = step
+            buffer.copy_to_gpu(stream=stream)
+            assert runtime.cudaStreamDestroy(ctypes.c_void_p(stream.cuda_stream)) == 0
+            buffer.np[:] = -1
+        assert buffer.fetch().result().unique().tolist() == [39]
+
+
+@pytest.mark.cuda
+def test_a_name_for_a_stream_of_each_thread_is_refused():
+    with pytest.raises(ValueError, match="cudaStreamPerThread"):
+        make(4).copy_to_gpu(stream=torch.cuda.ExternalStream(2))

@@ -145,7 +145,11 @@ void ScriptedRuntime::launch_graph(std::uint64_t graph, int device, StreamHandle
   const std::lock_guard<std::mutex> lock(mutex_);
   Stream& target = stream_of("launch_graph", device, stream);
   for (Operation operation : graphs_.at(graph).operations) {
-    if (operation.external_record) operation.record_version = ++operation.records->recorded;
+    if (operation.external_record) {
+      operation.record_version = ++operation.records->recorded;
+      operation.records->record_device = device;
+      operation.records->record_stream = stream;
+    }
     enqueue(target, std::move(operation));
   }
 }
@@ -219,10 +223,12 @@ void ScriptedRuntime::enter(const char* method) {
     }
     const Failure failure = *it;
     if (--it->count == 0) failures.erase(it);
-    if (failure.sticky) context_lost_ = true;
+    if (failure.sticky) {
+      lose_context(DeviceError(method, failure.code, name_of(failure.code), "scripted", true));
+    }
     raise(method, failure.code, failure.sticky);
   }
-  if (context_lost_) raise(method, kErrorIllegalAddress, /*sticky=*/true);
+  if (context_lost()) raise(method, kErrorIllegalAddress, /*sticky=*/true);
 }
 
 void ScriptedRuntime::expect_current(const char* method, int device) {
@@ -264,7 +270,7 @@ bool ScriptedRuntime::step_locked(Stream& stream) {
   const Operation operation = std::move(head);
   stream.queue.pop_front();
   // After an error that destroyed the context nothing runs; events do not complete.
-  if (!context_lost_) {
+  if (!context_lost()) {
     if (operation.run) operation.run();
     if (operation.records != nullptr) {
       operation.records->completed =
@@ -279,13 +285,13 @@ bool ScriptedRuntime::step_locked(Stream& stream) {
 bool ScriptedRuntime::drain(Stream& stream) {
   while (!stream.queue.empty()) {
     if (step_locked(stream)) continue;
-    const Operation& head = stream.queue.front();
-    const auto source =
-        streams_.find({head.waits_for->record_device, head.waits_for->record_stream});
-    if (source == streams_.end() || &source->second == &stream || !drain(source->second)) {
-      return false;
-    }
-    if (head.waits_for->completed < head.wait_version) return false;
+    // Copies: the other stream may wait for this one in turn, and run its head.
+    const EventPointer blocker = stream.queue.front().waits_for;
+    const std::uint64_t version = stream.queue.front().wait_version;
+    const auto source = streams_.find({blocker->record_device, blocker->record_stream});
+    if (source == streams_.end() || &source->second == &stream) return false;
+    drain(source->second);
+    if (blocker->completed < version) return false;
   }
   return true;
 }
@@ -301,12 +307,13 @@ void ScriptedRuntime::make_progress(const EventPointer& event) {
   while (!complete(*event) && !stream.queue.empty()) {
     if (step_locked(stream)) continue;
     const EventPointer blocker = stream.queue.front().waits_for;
+    const std::uint64_t version = stream.queue.front().wait_version;
     if (blocker->record_stream == event->record_stream &&
         blocker->record_device == event->record_device) {
       return;
     }
     make_progress(blocker);
-    if (blocker->completed < stream.queue.front().wait_version) return;
+    if (blocker->completed < version) return;
   }
 }
 
@@ -351,11 +358,6 @@ ScriptedRuntime::Operation ScriptedRuntime::copy_operation(void* dst, const void
 }
 
 // -- the seam ------------------------------------------------------------------------------
-
-bool ScriptedRuntime::context_lost() const noexcept {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return context_lost_;
-}
 
 int ScriptedRuntime::device_count() {
   const std::lock_guard<std::mutex> lock(mutex_);

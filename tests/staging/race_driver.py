@@ -1,0 +1,298 @@
+"""Drives buffers through everything at random and compares every byte with a model.
+
+A model of a buffer is two NumPy arrays: what the host array holds in the order of the
+program, and what the device array holds in the order of the buffer's copies. Whatever the
+schedule, what is read must be what the model has.
+
+The driver keeps the rules that the buffers leave to their callers: a view that was taken
+early is written only while nothing but snapshots is in flight; whoever else reads the device
+array is put in order with streams and events; a refill comes before a replay.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+BUFFERS = 4
+DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32]
+SHAPES = [(1,), (7,), (64,), (33, 3), (8, 2, 5), (512, 16)]
+MAX_PENDING = 24
+
+
+@dataclass
+class Subject:
+    """A buffer, its model, and what the driver remembers about it."""
+
+    buffer: Any
+    host: np.ndarray
+    device: np.ndarray
+    policy: str
+    early: np.ndarray | None = None  # a view that may be written at once, if any
+    graph: Any = None
+    graph_out: Any = None
+    stream: Any = None  # of its last copy, for readers of the device array
+    readers: list[Any] = field(default_factory=list)  # events that the next copy waits for
+
+
+@dataclass
+class Pending:
+    """Bytes on their way to the host, and what they must be."""
+
+    get: Callable[[], np.ndarray]
+    expected: np.ndarray
+    what: str
+
+
+class Driver:
+    """One run; ``step(kind, seed)`` does one operation.
+
+    Parameters
+    ----------
+    make
+        Makes a buffer: ``make(*shape, dtype=, device=, **options)``.
+    policies
+        The ``reuse`` policies to use; empty for a class without policies.
+    """
+
+    KINDS = (
+        "write", "write", "write", "write_early", "to_gpu", "to_gpu", "to_gpu", "to_gpu",
+        "to_cpu", "read", "read", "read_device", "fill", "fill_raises", "fetch", "fetch",
+        "settle", "settle", "drop_pending", "drop", "hand_off", "capture", "replay", "replay",
+        "zero_rows", "synchronize",
+    )  # fmt: skip
+
+    def __init__(self, make: Callable[..., Any], policies: tuple[str, ...]) -> None:
+        self.make = make
+        self.policies = policies
+        self.streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+        self.pending: list[Pending] = []
+        self.other_thread = ThreadPoolExecutor(1)
+        self.operations = 0
+        self.trail: list[tuple[str, int]] = []
+        rng = np.random.default_rng(0)
+        self.subjects = [self._subject(rng) for _ in range(BUFFERS)]
+
+    # -- operations -----------------------------------------------------------------------
+
+    def step(self, kind: str, seed: int) -> None:
+        """Do one operation; AssertionError where a byte is not the model's."""
+        self.operations += 1
+        self.trail.append((kind, seed))
+        rng = np.random.default_rng(seed)
+        index = int(rng.integers(BUFFERS))
+        if not hasattr(self.subjects[index].buffer, "fill") and kind in (
+            "fill", "fill_raises", "fetch", "capture", "replay",
+        ):  # fmt: skip
+            kind = "to_gpu"
+        getattr(self, f"_{kind}")(index, rng)
+
+    def finish(self) -> None:
+        """Check everything that is left, and drop it."""
+        for index in range(BUFFERS):
+            self._read(index, np.random.default_rng(0))
+            self._read_device(index, np.random.default_rng(0))
+        while self.pending:
+            self._settle(0, np.random.default_rng(0))
+        self.subjects.clear()
+        self.other_thread.shutdown()
+        torch.cuda.synchronize()
+        gc.collect()
+
+    def _subject(self, rng: np.random.Generator) -> Subject:
+        shape = SHAPES[int(rng.integers(len(SHAPES)))]
+        dtype = DTYPES[int(rng.integers(len(DTYPES)))]
+        policy = self.policies[int(rng.integers(len(self.policies)))] if self.policies else ""
+        options: dict[str, Any] = {"reuse": policy} if policy else {}
+        if policy == "snapshot" and rng.integers(4) == 0:
+            options["pin_memory"] = False
+        buffer = self.make(*shape, dtype=dtype, device="cuda", **options)
+        # Its zeros are written on the stream that is current; others come behind.
+        for stream in self.streams[1:]:
+            stream.wait_stream(self.streams[0])
+        zeros = np.zeros_like(buffer.np)
+        return Subject(
+            buffer, zeros, zeros.copy(), policy, buffer.np if policy in ("snapshot", "") else None
+        )
+
+    def _rows(self, subject: Subject, rng: np.random.Generator) -> int:
+        rows = subject.host.shape[0]
+        return rows if rng.integers(4) == 0 else int(rng.integers(1, rows + 1))
+
+    def _values(self, array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if array.dtype == np.bool_:
+            return rng.integers(0, 2, array.shape).astype(np.bool_)
+        return rng.integers(0, 127, array.shape).astype(array.dtype)
+
+    def _stream(self, subject: Subject, rng: np.random.Generator) -> Any:
+        stream = self.streams[int(rng.integers(len(self.streams)))]
+        for event in subject.readers:
+            stream.wait_event(event)
+        subject.readers.clear()
+        subject.stream = stream
+        return stream
+
+    def _on(self, stream: Any, call: Callable[..., Any], *args: Any) -> Any:
+        with torch.cuda.stream(stream):
+            return call(*args)
+
+    def _write(self, index: int, rng: np.random.Generator) -> None:
+        subject = self.subjects[index]
+        if subject.policy == "unchecked":
+            torch.cuda.synchronize()  # that is what its user has to do
+        n = self._rows(subject, rng)
+        values = self._values(subject.host[:n], rng)
+        host = subject.buffer.np
+        host[:n] = values
+        subject.host[:n] = values
+        if subject.policy in ("snapshot", ""):
+            subject.early = host
+
+    def _write_early(self, index: int, rng: np.random.Generator) -> None:
+        subject = self.subjects[index]
+        if subject.early is None:
+            return
+        values = self._values(subject.host, rng)
+        subject.early[...] = values
+        subject.host[...] = values
+
+    def _to_gpu(self, index: int, rng: np.random.Generator) -> None:
+        subject = self.subjects[index]
+        n = self._rows(subject, rng)
+        view = self._on(self._stream(subject, rng), subject.buffer.copy_to_gpu, n)
+        assert tuple(view.shape) == subject.device[:n].shape
+        subject.device[:n] = subject.host[:n]
+
+    def _to_cpu(self, index: int, rng: np.random.Generator) -> None:
+        subject = self.subjects[index]
+        n = self._rows(subject, rng)
+        self._on(self._stream(subject, rng), subject.buffer.copy_to_cpu, n)
+        subject.host[:n] = subject.device[:n]
+        subject.early = None  # not the host's before np has been read
+
+    def _read(self, index: int, rng: np.random.Generator) -> None:
+        subject = self.subjects[index]
+        if subject.policy == "unchecked":
+            torch.cuda.synchronize()
+        host = subject.buffer.np if rng.integers(2) else subject.buffer.cpu.numpy()
+        assert np.array_equal(host, subject.host), f"host array of buffer {index}"
+        if subject.policy in ("snapshot", ""):
+            subject.early = subject.buffer.np
+
+    def _read_device(self, index: int, rng: np.random.Generator) -> None:
+        """A stream-ordered reader of the device array that is not the buffer."""
+        subject = self.subjects[index]
+        reader = self.streams[int(rng.integers(len(self.streams)))]
+        reader.wait_stream(subject.stream or self.streams[0])
+        with torch.cuda.stream(reader):
+            seen = subject.buffer.gpu.clone()
+            subject.readers.append(reader.record_event())
+        self._add(
+            Pending(lambda: self._to_host(seen, reader), subject.device.copy(), f"device {index}")
+        )
+
+    @staticmethod
+    def _to_host(seen: torch.Tensor, stream: Any) -> np.ndarray:
+        with torch.cuda.stream(stream):
+            result: np.ndarray = seen.cpu().numpy()
+        return result
+
+    def _fill(self, index: int, rng: np.random.Generator) -> None:
+        subject = self.subjects[index]
+        n = self._rows(subject, rng)
+        values = self._values(subject.host[:n], rng)
+        with torch.cuda.stream(self._stream(subject, rng)):
+            with subject.buffer.fill(n) as rows:
+                if rng.integers(4) == 0:  # others go on meanwhile
+                    other = (index + 1) % BUFFERS
+                    self._to_gpu(other, rng)
+                rows[...] = values
+        subject.device[:n] = values
+
+    def _fill_raises(self, index: int, rng: np.random.Generator) -> None:
+        subject = self.subjects[index]
+        try:
+            with torch.cuda.stream(self._stream(subject, rng)), subject.buffer.fill() as rows:
+                rows[...] = 1
+                raise KeyError
+        except KeyError:
+            pass
+
+    def _fetch(self, index: int, rng: np.random.Generator) -> None:
+        subject = self.subjects[index]
+        n = self._rows(subject, rng)
+        fetch = self._on(self._stream(subject, rng), subject.buffer.fetch, n)
+        self._add(
+            Pending(lambda: fetch.result().numpy(), subject.device[:n].copy(), f"fetch {index}")
+        )
+
+    def _add(self, pending: Pending) -> None:
+        self.pending.append(pending)
+        if len(self.pending) > MAX_PENDING:
+            self._settle(0, np.random.default_rng(len(self.trail)))
+
+    def _settle(self, index: int, rng: np.random.Generator) -> None:
+        if self.pending:
+            pending = self.pending.pop(int(rng.integers(len(self.pending))))
+            assert np.array_equal(pending.get(), pending.expected), pending.what
+
+    def _drop_pending(self, index: int, rng: np.random.Generator) -> None:
+        if self.pending:
+            self.pending.pop(int(rng.integers(len(self.pending))))
+
+    def _drop(self, index: int, rng: np.random.Generator) -> None:
+        """A buffer goes, perhaps in flight, and another comes."""
+        self.subjects[index] = self._subject(rng)
+
+    def _hand_off(self, index: int, rng: np.random.Generator) -> None:
+        """Another thread uses the buffer; the two do not overlap."""
+        kinds = ("write", "to_gpu", "to_cpu", "read", "fill", "fetch")
+        kind = kinds[int(rng.integers(len(kinds)))]
+        if not hasattr(self.subjects[index].buffer, "fill") and kind in ("fill", "fetch"):
+            kind = "to_gpu"
+        self.other_thread.submit(getattr(self, f"_{kind}"), index, rng).result()
+
+    def _capture(self, index: int, rng: np.random.Generator) -> None:
+        subject = self.subjects[index]
+        if subject.policy == "unchecked":
+            return  # its graph would read the host array
+        stream = self.streams[1]
+        subject.graph = torch.cuda.CUDAGraph()
+        out = torch.zeros_like(subject.buffer.gpu)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            subject.graph.capture_begin(capture_error_mode="thread_local")
+            out.copy_(subject.buffer.copy_to_gpu())
+            subject.graph.capture_end()
+        subject.graph_out = out
+
+    def _replay(self, index: int, rng: np.random.Generator) -> None:
+        subject = self.subjects[index]
+        if subject.graph is None:
+            return
+        stream = self._stream(subject, rng)
+        n = self._rows(subject, rng)
+        with torch.cuda.stream(stream):
+            # All of it, so that the model need not know what the slot held before.
+            subject.buffer.refill()
+            subject.graph.replay()
+            seen = subject.graph_out.clone()
+        for other in self.streams:  # the next replay, on whatever stream, writes `out` again
+            other.wait_stream(stream)
+        subject.device[...] = subject.host
+        expected = subject.device[:n].copy()
+        self._add(Pending(lambda: self._to_host(seen[:n], stream), expected, f"replay {index}"))
+
+    def _zero_rows(self, index: int, rng: np.random.Generator) -> None:
+        subject = self.subjects[index]
+        subject.buffer.copy_to_gpu(0)
+        subject.buffer.copy_to_cpu(0)
+
+    def _synchronize(self, index: int, rng: np.random.Generator) -> None:
+        torch.cuda.synchronize()

@@ -1,0 +1,124 @@
+"""Whatever is done with buffers, under every schedule: no wrong byte, nothing leaked.
+
+Drawn by hypothesis, so that a failure shrinks to few operations. CI does a share;
+``pytest --ops 100000 tests/staging/test_race.py`` (``make race``) does them all.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import HealthCheck, Phase, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test  # noqa: E402
+
+import staging  # noqa: E402
+from staging import CpuGpuBuffer, sim  # noqa: E402
+from staging.extension import _C  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).parent))
+from race_driver import Driver  # noqa: E402
+
+SCHEDULES = ["lazy", "random"]
+POLICIES = ("snapshot", "snapshot", "wait", "unchecked")
+STEPS = 100  # of one example
+
+pytestmark = [pytest.mark.sim, pytest.mark.cuda]
+
+
+class PlainBuffer:
+    """What a runner does today: a pinned tensor, a device tensor, a non-blocking copy."""
+
+    def __init__(self, *size: int, dtype: torch.dtype, device: str) -> None:
+        self.cpu = torch.zeros(*size, dtype=dtype, pin_memory=True)
+        self.gpu = torch.zeros(*size, dtype=dtype, device=device)
+        self.np = self.cpu.numpy()
+
+    def copy_to_gpu(self, n: int) -> torch.Tensor:
+        return self.gpu[:n].copy_(self.cpu[:n], non_blocking=True)
+
+    def copy_to_cpu(self, n: int) -> torch.Tensor:
+        return self.cpu[:n].copy_(self.gpu[:n], non_blocking=True)
+
+
+def check_nothing_is_left(in_use: int) -> None:
+    torch.cuda.synchronize()
+    gc.collect()
+    sim.run_all()
+    assert _C.reap(0) == 0
+    _C.trim(0)
+    stats = staging.upload_stats()
+    assert (stats.in_flight_slots, stats.in_flight_nbytes) == (0, 0)
+    assert stats.events == stats.idle_events
+    pinned = staging.pinned_stats()
+    assert (pinned.in_use, pinned.in_flight, pinned.lost) == (in_use, 0, 0)
+    assert sim.reports() == []
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_no_byte_is_wrong_and_nothing_is_left(schedule, seed, request):
+    operations = request.config.getoption("--ops")
+    in_use = staging.pinned_stats().in_use
+    sim.clear_reports()
+
+    class Machine(RuleBasedStateMachine):
+        def __init__(self) -> None:
+            super().__init__()
+            sim.set_policy(schedule, seed=seed)
+            self.driver = Driver(CpuGpuBuffer, POLICIES)
+
+        @rule(kind=st.sampled_from(Driver.KINDS), seed=st.integers(0, 2**32 - 1))
+        def step(self, kind: str, seed: int) -> None:
+            self.driver.step(kind, seed)
+
+        def teardown(self) -> None:
+            self.driver.finish()
+
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=max(1, operations // STEPS),
+            stateful_step_count=STEPS,
+            deadline=None,
+            database=None,
+            derandomize=False,
+            phases=[Phase.generate, Phase.shrink],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    check_nothing_is_left(in_use)
+
+
+def run(make, policies, schedule: str, seed: int, operations: int) -> Driver:
+    """The same driver without hypothesis: quicker, and nothing shrinks."""
+    rng = np.random.default_rng(seed)
+    sim.set_policy(schedule, seed=seed)
+    driver = Driver(make, policies)
+    for _ in range(operations):
+        driver.step(
+            Driver.KINDS[int(rng.integers(len(Driver.KINDS)))], int(rng.integers(2**32 - 1))
+        )
+    driver.finish()
+    return driver
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_same_driver_finds_the_plain_buffers_race(schedule, seed):
+    with pytest.raises(AssertionError):
+        run(PlainBuffer, (), schedule, seed, 2000)
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES, "threads"])
+def test_long_runs_of_one_set_of_buffers(schedule, seed, request):
+    in_use = staging.pinned_stats().in_use
+    sim.clear_reports()
+    run(CpuGpuBuffer, POLICIES, schedule, seed, request.config.getoption("--ops"))
+    check_nothing_is_left(in_use)
