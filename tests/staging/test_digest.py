@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import hashlib
 import itertools
@@ -22,6 +23,7 @@ blake3 = pytest.importorskip("blake3")
 xxhash = pytest.importorskip("xxhash")
 
 from staging import (  # noqa: E402
+    DeviceError,
     digest_async,
     digests_async,
     sim,
@@ -500,6 +502,107 @@ def test_a_handle_can_be_awaited(device):
         return await handle
 
     assert asyncio.run(gather()) == tensor_digests(tensors)
+
+
+@contextlib.contextmanager
+def held_digest():
+    """A handle whose digest does not come in the block, what it will be, and its stream."""
+    source = torch.arange(100_000)
+    stream = torch.cuda.Stream()
+    tensor = source.to("cuda")
+    torch.cuda.synchronize()
+    with sim.hold(stream.cuda_stream):
+        yield digest_async(tensor, stream=stream), tensor_digest(source)
+
+
+@pytest.mark.sim
+def test_an_await_takes_no_thread_and_polls_nothing():
+    async def scenario():
+        with contextlib.ExitStack() as stack:
+            handle, expected = stack.enter_context(held_digest())
+            threads = threading.active_count()
+            waiting = asyncio.ensure_future(_result_of(handle))
+            await asyncio.sleep(0.02)
+            with sim.count() as calls:
+                await asyncio.sleep(0.2)
+            assert threading.active_count() == threads
+            assert calls["cudaEventQuery"] == 0
+            assert not waiting.done()
+            stack.close()  # the stream goes on
+            assert await asyncio.wait_for(waiting, 60) == expected
+
+    asyncio.run(scenario())
+
+
+async def _result_of(handle):
+    return await handle
+
+
+@pytest.mark.sim
+def test_a_cancelled_await_leaves_the_digest():
+    async def scenario():
+        with held_digest() as (handle, expected):
+            for _ in range(3):
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(_result_of(handle), 0.02)
+            waiting = [asyncio.ensure_future(_result_of(handle)) for _ in range(3)]
+            await asyncio.sleep(0.02)
+            waiting[1].cancel()
+        assert await asyncio.wait_for(waiting[0], 60) == expected
+        assert await asyncio.wait_for(waiting[2], 60) == expected
+        with pytest.raises(asyncio.CancelledError):
+            await waiting[1]
+        assert await handle == expected
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.sim
+def test_an_event_loop_may_end_while_a_digest_is_awaited():
+    with held_digest() as (handle, expected):
+
+        async def scenario():
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(_result_of(handle), 0.02)
+
+        asyncio.run(scenario())
+        lost = asyncio.new_event_loop()
+        task = lost.create_task(_result_of(handle))
+        lost.call_later(0.02, lost.stop)
+        lost.run_forever()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            lost.run_until_complete(task)
+        lost.close()
+    assert asyncio.run(_result_of(handle)) == expected
+
+
+@pytest.mark.sim
+def test_an_await_ends_with_the_error_of_the_device():
+    async def scenario():
+        with held_digest() as (handle, expected):
+            waiting = asyncio.ensure_future(_result_of(handle))
+            await asyncio.sleep(0.02)
+            with sim.fault("cudaEventQuery") as fault, pytest.raises(DeviceError):
+                await asyncio.wait_for(waiting, 60)  # the loop looks now and then
+            assert fault.happened
+        assert await handle == expected
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.sim
+def test_digests_of_several_devices_are_awaited_together():
+    source = torch.arange(100_000)
+    tensors = [source.to(f"cuda:{i}") for i in range(torch.cuda.device_count())]
+
+    async def scenario():
+        with sim.policy("lazy"):
+            return await digests_async([*tensors, source, tensors[0].reshape(100, -1).t()])
+
+    assert asyncio.run(scenario()) == tensor_digests(
+        [source for _ in tensors] + [source, source.reshape(100, -1).t()]
+    )
 
 
 @pytest.mark.sim
