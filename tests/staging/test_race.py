@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -48,17 +49,32 @@ class PlainBuffer:
         return self.cpu[:n].copy_(self.gpu[:n], non_blocking=True)
 
 
-def check_nothing_is_left(in_use: int) -> None:
+def settle(in_use: int = 0) -> int:
+    """Let everything end that can; the pinned bytes that are still in use.
+
+    The driver tells that a graph is gone when it gets round to it, so this waits a while for
+    there to be no more than ``in_use``.
+    """
     torch.cuda.synchronize()
     gc.collect()
     sim.run_all()
+    deadline = time.monotonic() + (20 if in_use else 0.2)
+    while True:
+        _C.trim(0)
+        left = staging.pinned_stats().in_use
+        if left <= in_use or time.monotonic() > deadline:
+            return left
+        time.sleep(0.001)
+
+
+def check_nothing_is_left(in_use: int) -> None:
+    assert settle(max(in_use, 1)) <= in_use  # fewer, where something older ended meanwhile
     assert _C.reap(0) == 0
-    _C.trim(0)
     stats = staging.upload_stats()
     assert (stats.in_flight_slots, stats.in_flight_nbytes) == (0, 0)
-    assert stats.events == stats.idle_events
+    assert (stats.events, stats.idle_events) == (0, 0)
     pinned = staging.pinned_stats()
-    assert (pinned.in_use, pinned.in_flight, pinned.lost) == (in_use, 0, 0)
+    assert (pinned.in_flight, pinned.lost) == (0, 0)
     assert sim.reports() == []
 
 
@@ -66,7 +82,7 @@ def check_nothing_is_left(in_use: int) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_no_byte_is_wrong_and_nothing_is_left(schedule, seed, request):
     operations = request.config.getoption("--ops")
-    in_use = staging.pinned_stats().in_use
+    in_use = settle()
     sim.clear_reports()
 
     class Machine(RuleBasedStateMachine):
@@ -118,7 +134,7 @@ def test_the_same_driver_finds_the_plain_buffers_race(schedule, seed):
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES, "threads"])
 def test_long_runs_of_one_set_of_buffers(schedule, seed, request):
-    in_use = staging.pinned_stats().in_use
+    in_use = settle()
     sim.clear_reports()
     run(CpuGpuBuffer, POLICIES, schedule, seed, request.config.getoption("--ops"))
     check_nothing_is_left(in_use)
