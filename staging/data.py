@@ -120,12 +120,14 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
     Raises
     ------
     TypeError
-        PyTorch cannot resolve a view of this dtype.
+        Its storage is smaller than its shape needs, or PyTorch cannot resolve a view of this
+        dtype.
     """
     with torch.no_grad():
         tensor = tensor.detach()
         if not tensor.is_conj() and not tensor.is_neg():
             return tensor
+        _C.check_memory(tensor)  # PyTorch would read beyond its end
         try:
             return tensor.resolve_conj().resolve_neg()
         except RuntimeError as error:
