@@ -22,6 +22,8 @@ torch = pytest.importorskip("torch")
 blake3 = pytest.importorskip("blake3")
 xxhash = pytest.importorskip("xxhash")
 
+from external_streams import external_stream  # noqa: E402
+
 from staging import (  # noqa: E402
     DeviceError,
     digest_async,
@@ -32,6 +34,7 @@ from staging import (  # noqa: E402
     tensor_digests,
     tensor_hexdigest,
 )
+from staging import digest as digest_module  # noqa: E402
 from staging.extension import _C  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -644,18 +647,49 @@ def test_later_work_on_the_stream_does_not_change_the_digest(policy, seed):
     assert handle.result() == expected
 
 
+def take_freed_memory(count: int, value: float) -> None:
+    torch.full((count,), value, device="cuda")
+    torch.cuda.current_stream().synchronize()
+
+
 @pytest.mark.sim
-def test_the_tensor_may_be_dropped_while_it_is_hashed(seed):
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_the_tensor_may_be_dropped_while_it_is_hashed(whose, seed):
     sim.set_policy("lazy", seed=seed)
-    side = torch.cuda.Stream()
     expected = tensor_digest(torch.full((1000,), 7.0))
-    for _ in range(20):
-        tensor = torch.full((1000,), 7.0, device="cuda")
-        side.wait_stream(torch.cuda.current_stream())
-        handle = digest_async(tensor, stream=side)
-        del tensor
-        torch.full((1000,), 9.0, device="cuda")  # takes the memory, were it free
-        assert handle.result() == expected
+    with contextlib.ExitStack() as streams:
+        side = torch.cuda.Stream() if whose == "ours" else streams.enter_context(external_stream())
+        for _ in range(20):
+            tensor = torch.full((1000,), 7.0, device="cuda")
+            side.wait_stream(torch.cuda.current_stream())
+            handle = digest_async(tensor, stream=side)
+            del tensor
+            take_freed_memory(1000, 9.0)
+            assert handle.result() == expected
+
+
+@pytest.mark.sim
+def test_an_interrupted_read_keeps_the_memory_until_its_copies_are_done(monkeypatch):
+    """In blocks, on a stream that PyTorch's allocator must not be told of."""
+    count = 3 << 18  # three blocks of floats; the first has arrived when it is interrupted
+
+    class Interrupted:
+        def update(self, block):
+            raise KeyboardInterrupt
+
+    with sim.policy("lazy"), external_stream() as side:
+        for _ in range(4):
+            tensor = torch.full((count,), 7.0, device="cuda")
+            side.wait_stream(torch.cuda.current_stream())
+            address = tensor.data_ptr()
+            monkeypatch.setattr(digest_module, "new_hasher", lambda *args: Interrupted())
+            with pytest.raises(KeyboardInterrupt):
+                tensor_digest(tensor, "sha256", stream=side)
+            monkeypatch.undo()
+            del tensor
+            gc.collect()
+            assert torch.full((count,), 9.0, device="cuda").data_ptr() != address
+        sim.run_all()
 
 
 @pytest.mark.sim
