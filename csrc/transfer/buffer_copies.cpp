@@ -27,12 +27,13 @@ std::uint64_t elapsed_us(PollClock::time_point start) {
 
 }  // namespace
 
-BufferCopies::BufferCopies(DeviceContext& context, Arrays arrays, Reuse reuse) noexcept
+BufferCopies::BufferCopies(DeviceContext& context, Arrays arrays, Reuse reuse,
+                           std::shared_ptr<CopyOrder> group) noexcept
     : context_(context),
       arrays_(std::move(arrays)),
       reuse_(reuse),
       tag_(next_tag()),
-      order_(context.runtime()) {}
+      order_(context.runtime(), std::move(group)) {}
 
 BufferCopies::~BufferCopies() {
   if (Runtime::forked()) return;
@@ -147,6 +148,7 @@ void BufferCopies::capture(StreamRef stream, std::size_t nbytes) {
     return;
   }
   if (graph_slot_ == nullptr) graph_slot_ = std::make_shared<GraphSlot>(context_, arrays_.nbytes);
+  order_.set_ahead();
   write_graph_slot(nbytes);
   try {
     graph_slot_->capture(stream, arrays_.device, nbytes, arrays_.device_owner);
@@ -253,6 +255,22 @@ void BufferCopies::end_fill(ReservedSlot slot, std::size_t nbytes) {
 void BufferCopies::wait_host() {
   const auto start = PollClock::now();
   if (order_.wait_host()) count_waits(1, elapsed_us(start));
+}
+
+void BufferCopies::join_group(StreamRef stream) {
+  order_.join(stream);
+  if (graph_slot_ != nullptr) graph_slot_->wait_on(stream);
+}
+
+void BufferCopies::uploaded_by_group(std::size_t nbytes) noexcept {
+  add(counts_.to_gpu, 1);
+  add(counts_.to_gpu_nbytes, nbytes);
+}
+
+void BufferCopies::downloaded_by_group(const Event& event, std::size_t nbytes) {
+  order_.host_used_by_group(event);
+  add(counts_.to_cpu, 1);
+  add(counts_.to_cpu_nbytes, nbytes);
 }
 
 void BufferCopies::count_waits(std::uint64_t waits, std::uint64_t waited_us) noexcept {

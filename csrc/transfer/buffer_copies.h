@@ -59,7 +59,9 @@ class BufferCopies {
     std::shared_ptr<void> device_owner = {};
   };
 
-  BufferCopies(DeviceContext& context, Arrays arrays, Reuse reuse) noexcept;
+  // `group`: the order of the group that it is a member of, if it is.
+  BufferCopies(DeviceContext& context, Arrays arrays, Reuse reuse,
+               std::shared_ptr<CopyOrder> group = nullptr) noexcept;
   BufferCopies(const BufferCopies&) = delete;  // it is the order of one pair of arrays
   BufferCopies& operator=(const BufferCopies&) = delete;
   ~BufferCopies();
@@ -96,6 +98,16 @@ class BufferCopies {
   bool host_in_flight() { return order_.host_in_flight(); }
   // Blocks until the host array is the host's; throws Interrupted. Call without the GIL.
   void wait_host();
+
+  // -- of a member, for the group, in the group's turn (see GroupCopies) ---------------------
+  // Makes `stream` wait for this member's own copies and replays.
+  void join_group(StreamRef stream);
+  // The group's copy was enqueued behind that.
+  void joined_group() { order_.joined(/*stay=*/graph_slot_ != nullptr); }
+  void uploaded_by_group(std::size_t nbytes) noexcept;
+  // The group's copy writes the host array until `event`; or nothing tells until when.
+  void downloaded_by_group(const Event& event, std::size_t nbytes);
+  void lost_by_group(StreamRef stream) { order_.host_lost_by_group(stream); }
 
   CopyOrder& order() noexcept { return order_; }
   const CopyOrder& order() const noexcept { return order_; }
