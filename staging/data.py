@@ -44,6 +44,7 @@ def tensor_data(tensor: torch.Tensor, *, writable: bool = False) -> memoryview:
 
 def _copied_data(tensor: torch.Tensor, writable: bool) -> memoryview:
     check_flat(tensor)
+    _C.check_memory(tensor)
     if writable:
         raise ValueError(
             "writable=True needs a contiguous host tensor, whose own memory can be viewed; got "

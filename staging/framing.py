@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from staging.extension import torch
+from staging.extension import _C, torch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,6 +117,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 _DTYPE_NAMES: dict[torch.dtype, str] = {}
+_CONTAINERS = frozenset({list, tuple, dict})
 
 
 class _NotEncodableError(Exception):
@@ -142,6 +143,12 @@ class _Writer:
             raise _NotEncodableError(
                 f"is nested more than {MAX_DEPTH} deep, or contains itself", ValueError
             )
+        if type(value) in _CONTAINERS:
+            # Most are plain all through, and long lists of numbers are.
+            encoded = _C.frame_plain(value, MAX_DEPTH - depth)
+            if encoded is not None:
+                self._buffer += encoded
+                return
         if value is None:
             self._buffer += b"N"
         elif isinstance(value, bool):

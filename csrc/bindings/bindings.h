@@ -12,6 +12,7 @@ void bind_cost(pybind11::module_& m);
 void bind_data(pybind11::module_& m);
 void bind_fetch(pybind11::module_& m);
 void bind_group(pybind11::module_& m);
+void bind_framing(pybind11::module_& m);
 void bind_hash(pybind11::module_& m);
 void bind_memory(pybind11::module_& m);
 void bind_rows(pybind11::module_& m);

@@ -43,6 +43,14 @@ py::object contiguous_data(py::handle object, bool writable) {
       tensor._is_zerotensor() || tensor.is_nested() || !tensor.is_contiguous()) {
     return py::none();
   }
+  const std::size_t begin =
+      static_cast<std::size_t>(tensor.storage_offset()) * tensor.element_size();
+  if (tensor.nbytes() > 0 && begin + tensor.nbytes() > tensor.storage().nbytes()) {
+    throw TypeMismatch(::staging::detail::join_message(
+        "a tensor of shape ", tensor.sizes(), " needs ", begin + tensor.nbytes(),
+        " bytes of storage and has ", tensor.storage().nbytes(),
+        ": its storage was resized, so it has no image of bytes"));
+  }
   py::object exporter = py::cast(TensorBytes(tensor, writable));
   PyObject* view = PyMemoryView_FromObject(exporter.ptr());
   if (view == nullptr) throw py::error_already_set();

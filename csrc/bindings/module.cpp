@@ -15,5 +15,6 @@ PYBIND11_MODULE(_C, m, pybind11::mod_gil_used()) {
   bind_copy(m);
   bind_cost(m);
   bind_data(m);
+  bind_framing(m);
   bind_hash(m);
 }

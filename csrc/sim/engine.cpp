@@ -214,7 +214,11 @@ void Engine::recover(Lock& lock) {
 }
 
 void Engine::set_schedule(Lock& lock, std::unique_ptr<Schedule> schedule) {
-  if (schedule_ != nullptr) drain(lock, -1);
+  if (schedule_ != nullptr) {
+    drain(lock, -1);
+    schedule_->retired();
+    retired_.push_back(std::move(schedule_));
+  }
   schedule_ = std::move(schedule);
   changed_.notify_all();
 }

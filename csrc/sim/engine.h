@@ -113,6 +113,8 @@ class Engine {
   std::condition_variable changed_;
   std::vector<Stream*> pending_;
   std::unique_ptr<Schedule> schedule_;
+  // Never freed: a thread may come back to one from work that it ran without the lock.
+  std::vector<std::unique_ptr<Schedule>> retired_;
   std::uint64_t completions_ = 0;
   cudaError_t lost_ = cudaSuccess;
   CallbackThread callbacks_;

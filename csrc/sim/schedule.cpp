@@ -102,7 +102,7 @@ class Threads final : public Schedule {
  public:
   explicit Threads(std::uint64_t seed)
       : Schedule(Policy::kThreads, seed), state_(std::make_shared<State>()) {}
-  ~Threads() override { state_->stop = true; }
+  void retired() override { state_->stop = true; }
 
   void enqueued(Engine& engine, Lock&) override {
     if (!state_->started) {

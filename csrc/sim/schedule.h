@@ -46,6 +46,8 @@ class Schedule {
   virtual bool advance(Engine&, Lock&, const Mark& mark) = 0;
   // A piece of work completed outside of the calls above (a host function).
   virtual void completed(Engine&, Lock&) {}
+  // Another schedule takes over. Threads may still be in a call of this one.
+  virtual void retired() {}
 
   static std::unique_ptr<Schedule> make(Policy policy, std::uint64_t seed);
 

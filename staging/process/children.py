@@ -51,6 +51,10 @@ _BLOCKED_ATTRIBUTE = "_staging_starts_with_sigterm_blocked"
 _MAX_PIPE = 1 << 20
 _HANDOVER_TIMEOUT = 60.0
 
+# After SIGKILL a process needs a moment of CPU time to end, for which it may have to wait
+# on a busy machine. Nobody else would reap one whose start has failed.
+_DISCARD_TIMEOUT = 5.0
+
 
 def starts_with_sigterm_blocked(target: _Target) -> _Target:
     """Mark a target that drains on SIGTERM: it is started with SIGTERM blocked.
@@ -145,7 +149,7 @@ class ChildProcess(multiprocessing.context.SpawnProcess):
         if launch is not None:
             launch.discard()
         elif self._parent_pid == os.getpid():
-            descendants.kill_family([self.mark], timeout=1.0)
+            descendants.kill_family([self.mark], timeout=_DISCARD_TIMEOUT)
             guard().remove_child(self.mark)
 
     @property
@@ -289,16 +293,16 @@ class _Launch(multiprocessing.popen_spawn_posix.Popen):
             _pidfd.send_signal(self.pidfd, sig)
 
     def discard(self) -> None:
-        """Kill the process and its descendants, and reap it, within a second."""
+        """Kill the process and its descendants, and reap it."""
         if self._owner != os.getpid():
             return
         if self.pidfd >= 0:
             self.kill_descendants()
             self._send_signal(signal.SIGKILL)
-            self.wait(1.0)
+            self.wait(_DISCARD_TIMEOUT)
         if self.returncode is None:
             # Its pid or its pidfd never arrived, or it is slow to end.
-            descendants.kill_family([self._mark], timeout=1.0)
+            descendants.kill_family([self._mark], timeout=_DISCARD_TIMEOUT)
             self._guard.remove_child(self._mark)
 
     def kill_descendants(self) -> None:

@@ -163,7 +163,7 @@ class RustFrontendProcessManager:
                 self.processes.append(_SubprocessWrapper(process, "RustFrontend", mark=mark))
             except BaseException:
                 # It may have been forked though its pid never arrived.
-                descendants.kill_family([mark], timeout=1.0)
+                descendants.kill_family([mark], timeout=5.0)
                 guard().remove_child(mark)
                 raise
 

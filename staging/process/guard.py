@@ -37,6 +37,10 @@ _FALSE_STARTS = 3
 _SEND_TIMEOUT = 1.0
 _LEAVE_TIMEOUT = 0.5
 
+# How long to wait (seconds) for the end of a warden whose start was interrupted: it is
+# reaped now or not at all.
+_LOST_TIMEOUT = 5.0
+
 
 class Guard:
     """What this process has to be guarded, and the warden that knows it too."""
@@ -160,6 +164,7 @@ class Guard:
         lost = 0
         if self.owner != os.getpid():
             return lost
+        self._retired = [link for link in self._retired if not link.reap(0)]
         if self._link is not None and self._link.has_ended:
             lost = self._link.pid
             if lost:  # else its start was interrupted
@@ -287,7 +292,7 @@ def _end_lost_warden(mark: str) -> None:
         if stat.ppid == os.getpid() and mark.encode() in descendants.read_command(stat.pid):
             handle = descendants.kill(stat)
             if handle is not None:
-                _pidfd.wait_any([handle], _LEAVE_TIMEOUT)
+                _pidfd.wait_any([handle], _LOST_TIMEOUT)
                 _pidfd.reap(handle)
                 os.close(handle)
 

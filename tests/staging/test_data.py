@@ -188,3 +188,12 @@ def test_something_else_than_a_tensor_is_a_type_error():
 def test_a_device_tensor_is_brought_to_the_host(dtype):
     tensor = filled((64, 3), dtype)
     assert bytes(tensor_data(tensor.to("cuda"))) == reference(tensor)
+
+
+@pytest.mark.parametrize("view", [lambda t: t, lambda t: t.t()], ids=["contiguous", "transposed"])
+@pytest.mark.parametrize("nbytes", [0, 8])
+def test_a_tensor_whose_storage_was_shrunk_is_refused(view, nbytes):
+    tensor = view(torch.arange(100).reshape(10, 10))
+    tensor.untyped_storage().resize_(nbytes)
+    with pytest.raises(TypeError, match="storage was resized"):
+        tensor_data(tensor)

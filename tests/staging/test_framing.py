@@ -20,7 +20,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import reference_framing  # noqa: E402
 
-from staging.framing import MAGIC, Content, dtype_name, frame, tensor_header  # noqa: E402
+from staging.extension import _C  # noqa: E402
+from staging.framing import (  # noqa: E402
+    MAGIC,
+    MAX_DEPTH,
+    Content,
+    dtype_name,
+    frame,
+    tensor_header,
+)
 from staging.hasher import TensorHasher  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,6 +96,30 @@ def test_random_values_agree_with_the_second_implementation(seed):
         algorithm = rng.choice(["blake3", "sha256", "xxh3_128"])
         digest = TensorHasher(algorithm).update(*values).digest()
         assert digest == reference_framing.digest(algorithm, *values), values
+
+
+def test_the_two_ways_to_write_plain_values_agree(seed, monkeypatch):
+    rng = random.Random(seed)
+    values = [[random_value(rng, 0) for _ in range(3)] for _ in range(1000)]
+    edges = [k * 2**n + d for k in (1, -1) for n in (7, 8, 15, 16, 31, 62, 63) for d in (-1, 0, 1)]
+    values += [edges, [2**64], [float("nan"), -0.0], ["\ud800"], [b"x" * 5000], [{2: 1, "a": 2}]]
+    quick = [written(value) for value in values]
+    assert any(_C.frame_plain(value, 10) is not None for value in values)
+    monkeypatch.setattr(_C, "frame_plain", lambda value, depth: None)
+    assert [written(value) for value in values] == quick
+
+
+def test_the_deepest_nesting_is_the_same_for_both_ways(monkeypatch):
+    deepest: list[object] = []
+    for _ in range(MAX_DEPTH):
+        deepest = [deepest]
+    quick = written(deepest)
+    with pytest.raises(ValueError, match="nested more than 200 deep"):
+        frame([[deepest]])
+    monkeypatch.setattr(_C, "frame_plain", lambda value, depth: None)
+    assert written(deepest) == quick
+    with pytest.raises(ValueError, match="nested more than 200 deep"):
+        frame([[deepest]])
 
 
 def test_values_that_differ_have_frames_that_differ():

@@ -166,6 +166,27 @@ TEST_F(Schedule, ChangingThePolicyDrainsFirst) {
   EXPECT_TRUE(device.holds(3));
 }
 
+TEST_F(Schedule, ThePolicyMayChangeWhileOthersEnqueue) {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 2; ++t) {
+    threads.emplace_back([&stop] {
+      Pinned host(128 << 10);  // long enough to run without the lock
+      DeviceBuffer device(128 << 10);
+      TestStream stream;
+      while (!stop) {
+        CUDA_OK(
+            cudaMemcpyAsync(device.data, host.data, host.nbytes, cudaMemcpyHostToDevice, stream));
+        CUDA_OK(cudaStreamSynchronize(stream));
+      }
+    });
+  }
+  constexpr const char* kPolicies[] = {"lazy", "random", "threads", "eager", "random"};
+  for (std::uint64_t i = 0; i < 50; ++i) use(kPolicies[i % 5], i);
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST_F(Schedule, APolicyThatDoesNotExistIsRefused) {
   EXPECT_EQ(staging_sim_set_policy("sometimes", 0), -1);
   EXPECT_STREQ(staging_sim_policy(), "eager");

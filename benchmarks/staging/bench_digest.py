@@ -1,0 +1,196 @@
+"""tensor_digest beside the packages it uses, and beside a copy followed by a hash.
+
+python -m pytest benchmarks/staging/bench_digest.py
+
+On a GPU it also compares BLAKE3 on the device with what is done today, and with a plain read
+of the same memory as the ceiling. Figures of a simulated device would say nothing of that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable
+
+import blake3
+import pytest
+import torch
+import xxhash
+from compare import Comparison, compare
+
+from staging import digest_async, sim, tensor_digest, tensor_digests
+
+MiB = 1 << 20
+
+PACKAGES: dict[str, Callable[[memoryview], bytes]] = {
+    "blake3": lambda data: blake3.blake3(data).digest(),
+    "sha256": lambda data: hashlib.sha256(data).digest(),
+    "xxh3_128": lambda data: xxhash.xxh3_128(data).digest(),
+}
+
+
+def threaded_blake3(data):
+    return blake3.blake3(data, max_threads=blake3.blake3.AUTO).digest()
+
+
+def plain_data(tensor):
+    return tensor.flatten().contiguous().view(torch.uint8).numpy().data
+
+
+def calls_for(nbytes: int) -> int:
+    return max(1, min(2000, (8 * MiB) // max(nbytes, 1)))
+
+
+@pytest.mark.parametrize("nbytes", [64, 4096, MiB, 64 * MiB])
+@pytest.mark.parametrize("algorithm", PACKAGES)
+def bench_contiguous_host_tensor(show, algorithm, nbytes):
+    tensor = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
+    data = plain_data(tensor)
+    package = PACKAGES[algorithm]
+    if algorithm == "blake3" and nbytes >= MiB:
+        package = threaded_blake3
+    show(
+        compare(
+            f"{algorithm} of {nbytes} contiguous bytes on the host (host times)",
+            {
+                "package": lambda: package(data),
+                "plain": lambda: package(plain_data(tensor)),
+                "staging, unframed": lambda: tensor_digest(tensor, algorithm, False),
+                "staging, framed": lambda: tensor_digest(tensor, algorithm),
+            },
+            calls=calls_for(nbytes),
+            rounds=9 if nbytes > MiB else 15,
+        )
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def bench_transposed_host_tensor(show, dtype):
+    tensor = torch.empty(4096, 64 * MiB // 4096 // dtype.itemsize, dtype=dtype).fill_(1).t()
+    show(
+        compare(
+            f"blake3 of a transposed 64 MiB host tensor of {dtype} (host times)",
+            {
+                "copy, then hash": lambda: threaded_blake3(plain_data(tensor)),
+                "staging": lambda: tensor_digest(tensor, framed=False),
+            },
+            calls=1,
+            rounds=9,
+        )
+    )
+
+
+# -- on a GPU ------------------------------------------------------------------------------
+
+on_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available() or sim.active(), reason="needs a GPU, not a simulated one"
+)
+
+
+def device_us(work: Callable[[], object], rounds: int = 9) -> float:
+    """Return the device's median time for ``work``, in µs, measured with events."""
+    work()
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) * 1000)
+    return statistics.median(times)
+
+
+def host_us(work: Callable[[], object], rounds: int) -> float:
+    """Return the median time until ``work`` returns, in µs."""
+    work()
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        work()
+        times.append((time.perf_counter() - start) * 1e6)
+    return statistics.median(times)
+
+
+def with_throughput(medians_us: dict[str, float], nbytes: int) -> dict[str, float]:
+    return {
+        f"{name} ({nbytes / median / 1e3:.1f} GB/s)": median for name, median in medians_us.items()
+    }
+
+
+@on_gpu
+@pytest.mark.parametrize("nbytes", [MiB, 64 * MiB, 1024 * MiB])
+def bench_blake3_on_the_device(show, nbytes):
+    tensor = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, device="cuda")
+    expected = threaded_blake3(plain_data(tensor.cpu()))
+    assert tensor_digest(tensor, framed=False) == expected
+    rounds = 3 if nbytes > 64 * MiB else 9
+    words = tensor.view(torch.int64)
+    shifted = torch.empty(nbytes + 16, dtype=torch.uint8, device="cuda")[2 : nbytes + 2]
+    shifted.copy_(tensor)
+    medians = {
+        "D2H, then blake3": host_us(lambda: threaded_blake3(plain_data(tensor.cpu())), rounds),
+        "D2H, then sha256": host_us(
+            lambda: hashlib.sha256(plain_data(tensor.cpu())).digest(), rounds
+        ),
+        "staging, until the digest is there": host_us(
+            lambda: tensor_digest(tensor, framed=False), rounds
+        ),
+        "staging, device time": device_us(lambda: digest_async(tensor, framed=False)),
+        "staging, device time, 2 bytes off": device_us(lambda: digest_async(shifted, framed=False)),
+        "a plain read (sum), device time": device_us(words.sum),
+    }
+    show(
+        Comparison(
+            f"blake3 of {nbytes // MiB} MiB on {torch.cuda.get_device_name()}",
+            with_throughput(medians, nbytes),
+        )
+    )
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
+def bench_blake3_of_a_transposed_device_tensor(show, dtype):
+    nbytes = 256 * MiB
+    tensor = torch.empty(8192, nbytes // 8192 // dtype.itemsize, dtype=dtype, device="cuda")
+    tensor.view(torch.uint8).random_(0, 256)
+    view = tensor.t()
+    assert tensor_digest(view) == tensor_digest(view.contiguous())
+    medians = {
+        "copy together, then hash": device_us(
+            lambda: digest_async(view.contiguous(), framed=False)
+        ),
+        "staging": device_us(lambda: digest_async(view, framed=False)),
+        "staging, not transposed": device_us(lambda: digest_async(tensor, framed=False)),
+    }
+    show(
+        Comparison(
+            f"blake3 of a transposed 256 MiB tensor of {dtype} on "
+            f"{torch.cuda.get_device_name()}, device times",
+            with_throughput(medians, nbytes),
+        )
+    )
+
+
+@on_gpu
+def bench_a_requests_images(show):
+    images = [
+        torch.randint(0, 256, (3, 448, 448), dtype=torch.uint8, device="cuda") for _ in range(16)
+    ]
+    show(
+        Comparison(
+            f"16 images of 588 KiB on {torch.cuda.get_device_name()}, until the digests are there",
+            {
+                "D2H, then blake3, each": host_us(
+                    lambda: [threaded_blake3(plain_data(image.cpu())) for image in images], 9
+                ),
+                "tensor_digest, each": host_us(
+                    lambda: [tensor_digest(image) for image in images], 9
+                ),
+                "tensor_digests": host_us(lambda: tensor_digests(images), 9),
+            },
+        )
+    )
