@@ -56,10 +56,10 @@ class DeviceScope {
 
  private:
   struct Current {
-    const Runtime* runtime = nullptr;
-    int device = -1;
+    const Runtime* runtime;
+    int device;
   };
-  static inline thread_local Current innermost_;
+  static inline thread_local Current innermost_{nullptr, -1};
 
   Runtime& runtime_;
   const Current outer_;

@@ -38,7 +38,10 @@ BufferCopies::BufferCopies(DeviceContext& context, Arrays arrays, Reuse reuse,
 BufferCopies::~BufferCopies() {
   if (Runtime::forked()) return;
   try {
-    if (order_.host_lost()) return retain_forever();
+    if (order_.host_lost()) {
+      retain_forever();
+      return;
+    }
     const auto retain = [&](const std::shared_ptr<void>& owner, const Event& user) {
       if (owner == nullptr || !user || user.query()) return;
       EventFrontier users;
