@@ -23,9 +23,9 @@ class GroupStats:
 
     Attributes
     ----------
-    to_gpu, to_cpu
+    copies_to_gpu, copies_to_cpu
         Calls that copied something.
-    to_gpu_nbytes, to_cpu_nbytes
+    bytes_to_gpu, bytes_to_cpu
         The bytes of the members that they named.
     operations
         Transfers, batches and kernel launches that this took.
@@ -34,10 +34,10 @@ class GroupStats:
         microseconds.
     """
 
-    to_gpu: int
-    to_cpu: int
-    to_gpu_nbytes: int
-    to_cpu_nbytes: int
+    copies_to_gpu: int
+    copies_to_cpu: int
+    bytes_to_gpu: int
+    bytes_to_cpu: int
     operations: int
     waits: int
     waited_us: int

@@ -130,7 +130,7 @@ class StagedRows(_C.Rows):
                 )
             array = values
         else:
-            array = np.asarray(values, dtype=dtype)
+            array = _numbers(values, dtype)
         if array.ndim > 1:
             raise ValueError(f"values must have one dimension, got {array.ndim}")
         self._stage_bytes(row, start, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
@@ -211,6 +211,27 @@ def apply_rows(tables: Iterable[StagedRows], *, stream: torch.cuda.Stream | None
     flight than ``staging.set_upload_limit`` allows.
     """
     _C.apply_rows(list(tables), stream=stream)
+
+
+# How much of a number a kind of dtype can say.
+_KINDS = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+
+
+def _numbers(values: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return numbers as an array, if that loses nothing but precision."""
+    given = np.asarray(values)
+    if given.dtype.kind not in _KINDS:
+        raise TypeError(f"values must be numbers, got {type(values).__name__} {values!r}")
+    # An extension's dtype (of ml_dtypes) takes floats.
+    if given.size and _KINDS[given.dtype.kind] > _KINDS.get(dtype.kind, 2):
+        raise TypeError(
+            f"values are of {given.dtype}, which does not fit the table's dtype {dtype}; convert "
+            "them first"
+        )
+    try:
+        return np.asarray(values, dtype=dtype)
+    except OverflowError as error:
+        raise ValueError(f"values must fit the table's dtype {dtype}: {error}") from error
 
 
 def _format_of(dtype: np.dtype[Any] | None) -> str:

@@ -1,3 +1,5 @@
+#include <pybind11/stl.h>
+
 #include <algorithm>
 #include <string>
 #include <vector>

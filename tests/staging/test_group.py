@@ -231,9 +231,9 @@ def test_bad_prefixes_are_named_and_nothing_is_copied(device, prefixes, error, w
         prefixes = {"m0": 10, **prefixes}
     with pytest.raises(error, match=what):
         group.copy_to_gpu(prefixes)
-    assert not group["m0"].gpu.any()
+    assert not group["m0"].gpu.cpu().any()
     group.copy_to_gpu({"m0": 1})  # the next call is as good as ever
-    assert group["m0"].gpu[0] == 1
+    assert group["m0"].gpu[0].item() == 1
 
 
 def test_a_member_that_is_named_twice_or_has_no_rows_is_refused():
@@ -260,7 +260,7 @@ def test_mappings_that_are_no_dicts_will_do():
     group = make("cpu", count=2)
     fill(group, 1)
     group.copy_to_gpu(MappingProxyType({"m1": 1}))
-    assert group["m1"].gpu[0] == 2
+    assert group["m1"].gpu[0].item() == 2
 
 
 # -- in how many operations ------------------------------------------------------------------
@@ -339,10 +339,10 @@ def test_stats_count_calls_bytes_and_operations():
     group.copy_to_gpu({"m0": 256, "m1": 128})
     group.copy_to_cpu({"m3": 1})
     stats = group.stats()
-    assert (stats.to_gpu, stats.to_cpu) == (1, 1)
-    assert (stats.to_gpu_nbytes, stats.to_cpu_nbytes) == (1536, 4)
+    assert (stats.copies_to_gpu, stats.copies_to_cpu) == (1, 1)
+    assert (stats.bytes_to_gpu, stats.bytes_to_cpu) == (1536, 4)
     assert stats.operations == 2
-    assert group["m1"].stats().to_gpu_nbytes == 512
+    assert group["m1"].stats().bytes_to_gpu == 512
 
 
 # -- races -----------------------------------------------------------------------------------
@@ -518,7 +518,7 @@ def test_another_device_may_be_current():
     assert torch.cuda.current_device() == 0
     group.copy_to_gpu({"m0": 5, "m2": 7})
     assert torch.cuda.current_device() == 0
-    assert group["m2"].gpu[6] == 3
+    assert group["m2"].gpu[6].item() == 3
 
 
 @pytest.mark.sim
