@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
@@ -131,7 +132,9 @@ def fit(points: Sequence[Point], *, per_item: bool) -> tuple[float, MethodCost]:
     return call_us, MethodCost(fixed_us=call_us, item_us=item_us, gb_per_s=gb_per_s)
 
 
-def calibrate(device: int, *, repetitions: int = 20) -> CostTable:
+def calibrate(
+    device: int, *, repetitions: int = 20, progress: Callable[[str], None] = lambda _: None
+) -> CostTable:
     """Measure a device and return its table.
 
     Parameters
@@ -140,14 +143,24 @@ def calibrate(device: int, *, repetitions: int = 20) -> CostTable:
         The CUDA device.
     repetitions
         Copies for each point.
+    progress
+        Called with what is about to be measured: "3/9 host_to_device kernel".
     """
     table: CostTable = {}
+    methods = [(direction, method) for direction in DIRECTIONS for method in METHODS]
+
+    def announce(direction: str, method: str) -> None:
+        done = methods.index((direction, method))
+        progress(f"{done + 1}/{len(methods)} {direction} {method}")
+
     for direction in DIRECTIONS:
+        announce(direction, "copy")
         copies = measure(device, direction, "copy", repetitions=repetitions)
         assert copies is not None  # every device copies
         waiting_us, cost = fit(copies, per_item=True)
         table[direction] = {"copy": cost}
         for method in METHODS[1:]:
+            announce(direction, method)
             points = measure(device, direction, method, repetitions=repetitions)
             if points is None:
                 table[direction][method] = _NEVER
@@ -187,6 +200,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--repetitions", type=int, default=20, metavar="N", help="copies a point (default: 20)"
     )
     parser.add_argument("--dry-run", action="store_true", help="show the tables, store nothing")
+    parser.add_argument(
+        "--json", action="store_true", help="print the tables as JSON; the rest goes to stderr"
+    )
     arguments = parser.parse_args(argv)
     if arguments.repetitions < 1:
         parser.error(f"--repetitions must be >= 1, got {arguments.repetitions}")
@@ -195,18 +211,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     from staging import sim
 
+    def say(line: str = "") -> None:
+        print(line, file=sys.stderr if arguments.json else sys.stdout)
+
     store = not arguments.dry_run
-    if sim.active():
-        print("Simulated device: these are host times, not a device's; nothing is stored.\n")
+    simulated = sim.active()
+    if simulated:
+        say("Simulated device: these are host times, not a device's; nothing is stored.\n")
         store = False
     devices = arguments.device if arguments.device else range(torch.cuda.device_count())
     for device in devices:
         if not 0 <= device < torch.cuda.device_count():
             parser.error(f"--device must be in 0..{torch.cuda.device_count() - 1}, got {device}")
+    report: list[dict[str, object]] = []
     for device in devices:
-        print(f"cuda:{device}: {torch.cuda.get_device_name(device)}")
-        table = calibrate(device, repetitions=arguments.repetitions)
-        print("\n".join(lines(table)))
+        name = torch.cuda.get_device_name(device)
+        say(f"cuda:{device}: {name}")
+        table = calibrate(device, repetitions=arguments.repetitions, progress=_show_progress)
+        _show_progress("")
+        entry: dict[str, object] = {"device": device, "name": name, "simulated": simulated}
+        if arguments.json:
+            report.append({**entry, "table": table})
+        else:
+            say("\n".join(lines(table)))
         if store:
             file = cost_table.store(
                 device,
@@ -215,6 +242,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 torch=torch.__version__,
                 cuda=torch.version.cuda,
             )
-            print(f"stored in {file}")
-        print()
+            say(f"stored in {file}")
+        say()
+    if arguments.json:
+        print(json.dumps(report, indent=1))
     return 0
+
+
+def _show_progress(step: str) -> None:
+    """Show a step where somebody watches, in place of the one before."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{step}", end="", file=sys.stderr, flush=True)

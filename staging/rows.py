@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from staging import cost_table
 from staging.buffer import numpy_dtype_of
 from staging.extension import _C, torch
 
@@ -86,6 +87,8 @@ class StagedRows(_C.Rows):
             self._dtype = None
         super().__init__(gpu, _format_of(self._dtype), name)
         self.gpu = gpu
+        if gpu.is_cuda:
+            cost_table.use_stored(gpu.device.index)
 
     def stage(self, row: int, start: int, values: Values) -> None:
         """Take a write of ``gpu[row, start : start + len(values)]``.
@@ -102,10 +105,12 @@ class StagedRows(_C.Rows):
         Raises
         ------
         TypeError
-            An array or a tensor of another dtype, or a tensor that is not on the CPU.
+            An array or a tensor of another dtype, a tensor that is not on the CPU, or numbers
+            of a kind that the table cannot have (floats for a table of ints, say).
         ValueError
-            The write is out of bounds, or the values have several dimensions. Nothing was
-            staged.
+            The write is out of bounds, a number is, or the values have several dimensions.
+
+        Nothing was staged then.
 
         Notes
         -----

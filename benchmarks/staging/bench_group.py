@@ -22,19 +22,19 @@ ROWS = 256  # of int32: 1 KiB
 class Plain:
     """The usual pattern: a pinned tensor, a device tensor and ``copy_``."""
 
-    def __init__(self):
-        self.cpu = torch.zeros(ROWS, dtype=torch.int32, pin_memory=True)
-        self.gpu = torch.zeros(ROWS, dtype=torch.int32, device="cuda")
+    def __init__(self, rows):
+        self.cpu = torch.zeros(rows, dtype=torch.int32, pin_memory=True)
+        self.gpu = torch.zeros(rows, dtype=torch.int32, device="cuda")
 
     def copy_to_gpu(self, n):
         return self.gpu[:n].copy_(self.cpu[:n], non_blocking=True)
 
 
-def ways(count, used):
-    """Return each way of staging the first ``used`` rows of ``count`` arrays."""
-    plain = [Plain() for _ in range(count)]
-    buffers = [CpuGpuBuffer(ROWS, dtype=torch.int32, device="cuda") for _ in range(count)]
-    group = StagingGroup("cuda", {f"m{i}": (ROWS, torch.int32) for i in range(count)})
+def ways(count, used, rows=ROWS):
+    """Return each way of staging the first ``used`` of the ``rows`` of ``count`` arrays."""
+    plain = [Plain(rows) for _ in range(count)]
+    buffers = [CpuGpuBuffer(rows, dtype=torch.int32, device="cuda") for _ in range(count)]
+    group = StagingGroup("cuda", {f"m{i}": (rows, torch.int32) for i in range(count)})
     prefixes = dict.fromkeys(group.values(), used)
     packed = torch.zeros(count * used, dtype=torch.int32, pin_memory=True)
     landed = torch.zeros(count * used, dtype=torch.int32, device="cuda")
@@ -107,14 +107,14 @@ def bench_slope(where, show, used):
 
 
 def bench_latency(where):
-    """From the call until the device has the bytes, and the crossover points, by each way."""
+    """From the call until the device has the bytes, by each way; of whole arrays."""
     print()
     print(f"µs until the stream is idle ({where})")
-    print(f"{'members':>8} {'rows':>6} " + " ".join(f"{name:>28}" for name in ways(1, 1)))
-    for count in (1, 4, 16, 64):
-        for used in (16, 64, ROWS):
+    print(f"{'members':>8} {'bytes':>6} " + " ".join(f"{name:>28}" for name in ways(1, 1)))
+    for rows in (16, 64, 256, 1024, 4096, 16384):
+        for count in (1, 4, 16, 64):
             medians = []
-            for way in ways(count, used).values():
+            for way in ways(count, rows, rows).values():
                 times = []
                 for _ in range(60):
                     torch.cuda.synchronize()
@@ -123,4 +123,4 @@ def bench_latency(where):
                     torch.cuda.synchronize()
                     times.append(time.perf_counter() - start)
                 medians.append(sorted(times)[len(times) // 2] * 1e6)
-            print(f"{count:>8} {used:>6} " + " ".join(f"{value:28.1f}" for value in medians))
+            print(f"{count:>8} {4 * rows:>6} " + " ".join(f"{value:28.1f}" for value in medians))

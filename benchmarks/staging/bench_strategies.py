@@ -13,6 +13,7 @@ import statistics
 import pytest
 import torch
 
+from staging import sim
 from staging.extension import _C
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -24,10 +25,12 @@ REPETITIONS = 30
 
 
 def device_us(direction, method, sides, count, nbytes):
-    """Return the time between two events around ``REPETITIONS`` of them, for one."""
+    """Return the device's time for one call: ``REPETITIONS`` of them in a row, between events."""
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    if not sim.active():
+        torch.cuda._sleep(20_000_000)  # until all of them are enqueued
     start.record()
-    _C.time_copies(direction, method, *sides, count, nbytes, REPETITIONS)
+    _C.repeat_copies(direction, method, *sides, count, nbytes, REPETITIONS)
     stop.record()
     stop.synchronize()
     return start.elapsed_time(stop) * 1e3 / REPETITIONS
@@ -44,7 +47,7 @@ def bench_strategies(where, direction):
     )
     to, from_ = (other, on_device) if direction == "device_to_host" else (on_device, other)
     print(f"\n{direction} ({where})")
-    print("µs: host time / until the stream is idle / between events, each once a call")
+    print("µs a call: until it returns / until the stream is idle / on the device, in a row")
     print(f"{'items':>6} {'bytes':>7} " + " ".join(f"{m:>26}" for m in METHODS) + "  quickest")
     crossovers = {}
     with torch.cuda.stream(torch.cuda.Stream()):  # the legacy stream has no batches

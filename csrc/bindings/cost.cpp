@@ -65,35 +65,60 @@ CostTable from_dict(const py::dict& dict) {
   return table;
 }
 
+// The copies that are timed, with what they need checked.
+struct TimedCopies {
+  TimedCopies(const std::string& direction, const std::string& way, py::handle to, py::handle from,
+              std::size_t items, std::size_t item_nbytes)
+      : kind(kind_of(direction)),
+        method(method_of(way)),
+        dst(unpack_tensor(to, "to")),
+        src(unpack_tensor(from, "from")),
+        count(items),
+        nbytes(item_nbytes) {
+    STAGING_EXPECTS(nbytes > 0 && count > 0, "count and nbytes must be > 0");
+    const std::size_t needed = method_timer_nbytes(count, nbytes);
+    STAGING_EXPECTS(dst.nbytes() >= needed && src.nbytes() >= needed, "to and from must have ",
+                    needed, " bytes, got ", dst.nbytes(), " and ", src.nbytes());
+    const at::TensorBase& on_device = kind == CopyKind::kDeviceToHost ? src : dst;
+    STAGING_EXPECTS(on_device.is_cuda(), "the device's side must be a CUDA tensor, got ",
+                    on_device.device());
+    device = on_device.device().index();
+    stream = torch_ops::current_stream(device);
+  }
+
+  template <typename Run>
+  auto run(Run&& run_method, std::size_t repetitions) const {
+    const py::gil_scoped_release no_gil;
+    DeviceContext& context = DeviceContext::of(device);
+    const DeviceScope scope(context.runtime(), device);
+    return run_method(context, stream, method, kind, dst.mutable_data_ptr(), src.const_data_ptr(),
+                      count, nbytes, repetitions);
+  }
+
+  CopyKind kind;
+  CopyMethod method;
+  at::TensorBase dst, src;
+  std::size_t count, nbytes;
+  int device;
+  StreamRef stream;
+};
+
 // Pairs (host_us, total_us); None where the method cannot be used.
 py::object time_copies(const std::string& direction, const std::string& method, py::handle to,
                        py::handle from, std::size_t count, std::size_t nbytes,
                        std::size_t repetitions) {
-  const CopyKind kind = kind_of(direction);
-  const CopyMethod way = method_of(method);
-  const at::TensorBase dst = unpack_tensor(to, "to");
-  const at::TensorBase src = unpack_tensor(from, "from");
-  const std::size_t needed = method_timer_nbytes(count, nbytes);
-  STAGING_EXPECTS(nbytes > 0 && count > 0, "count and nbytes must be > 0");
-  STAGING_EXPECTS(dst.nbytes() >= needed && src.nbytes() >= needed, "to and from must have ",
-                  needed, " bytes, got ", dst.nbytes(), " and ", src.nbytes());
-  const at::TensorBase& on_device = kind == CopyKind::kDeviceToHost ? src : dst;
-  STAGING_EXPECTS(on_device.is_cuda(), "the device's side must be a CUDA tensor, got ",
-                  on_device.device());
-  const int device = on_device.device().index();
-  const StreamRef stream = torch_ops::current_stream(device);
-  std::vector<MethodTime> times;
-  {
-    const py::gil_scoped_release no_gil;
-    DeviceContext& context = DeviceContext::of(device);
-    const DeviceScope scope(context.runtime(), device);
-    times = time_method(context, stream, way, kind, dst.mutable_data_ptr(), src.const_data_ptr(),
-                        count, nbytes, repetitions);
-  }
+  const TimedCopies copies(direction, method, to, from, count, nbytes);
+  const std::vector<MethodTime> times = copies.run(time_method, repetitions);
   if (times.empty()) return py::none();
   py::list result;
   for (const MethodTime& time : times) result.append(py::make_tuple(time.host_us, time.total_us));
   return result;
+}
+
+bool repeat_copies(const std::string& direction, const std::string& method, py::handle to,
+                   py::handle from, std::size_t count, std::size_t nbytes,
+                   std::size_t repetitions) {
+  return TimedCopies(direction, method, to, from, count, nbytes).run(repeat_method, repetitions);
 }
 
 }  // namespace
@@ -108,6 +133,8 @@ void bind_cost(py::module_& m) {
       [](int device, const py::dict& table) { CostTable::set_current(device, from_dict(table)); },
       py::arg("device"), py::arg("table"));
   m.def("time_copies", &time_copies, py::arg("direction"), py::arg("method"), py::arg("to"),
+        py::arg("from_"), py::arg("count"), py::arg("nbytes"), py::arg("repetitions"));
+  m.def("repeat_copies", &repeat_copies, py::arg("direction"), py::arg("method"), py::arg("to"),
         py::arg("from_"), py::arg("count"), py::arg("nbytes"), py::arg("repetitions"));
   m.def("time_copies_nbytes", &method_timer_nbytes, py::arg("count"), py::arg("nbytes"));
 }

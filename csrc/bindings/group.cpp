@@ -152,7 +152,7 @@ class Group {
       return parts;
     }
     if (!PyDict_CheckExact(prefixes.ptr())) return parts_of(dict_of(prefixes));
-    ++call_;
+    const std::uint64_t call = ++call_;
     bool sorted = true;
     std::uint32_t last = 0;
     Py_ssize_t position = 0;
@@ -163,13 +163,19 @@ class Group {
         // Finding out what it is may run the caller's code, which may change the dict.
         return parts_of(with_integers(prefixes));
       }
-      const std::uint32_t member =
-          i < hints_.size() && hints_[i].key.ptr() == key ? hints_[i].member : find(key, i);
+      std::uint32_t member = 0;
+      py::object held;  // what finding a member may run could change the dict
+      if (i < hints_.size() && hints_[i].key.ptr() == key) [[likely]] {
+        member = hints_[i].member;
+      } else {
+        held = py::reinterpret_borrow<py::object>(value);
+        member = find(key, i);
+      }
       Member& named = members_[member];
-      if (named.named_in == call_) [[unlikely]] {
+      if (named.named_in == call) [[unlikely]] {
         throw InvalidArgument("prefixes names the member '" + std::string(named.name) + "' twice");
       }
-      named.named_in = call_;
+      named.named_in = call;
       parts.push_back({member, prefix_nbytes(named, value)});
       sorted = sorted && member >= last;
       last = member;
@@ -220,7 +226,8 @@ class Group {
       if (PyErr_Occurred() != nullptr) throw py::error_already_set();
       std::string names;
       for (const Member& member : members_) {
-        names += (names.empty() ? "" : ", ") + std::string(member.name);
+        if (!names.empty()) names += ", ";
+        names += std::string(member.name);
       }
       throw InvalidArgument("prefixes names " + py::repr(held).cast<std::string>() +
                             ", which is no member of this group (its members: " + names + ")");

@@ -2,6 +2,7 @@
 #include "bindings/bindings.h"
 #include "bindings/torch_bridge.h"
 #include "runtime/device_scope.h"
+#include "support/error.h"
 #include "torch_ops/tensor_access.h"
 #include "transfer/host_view.h"
 
@@ -22,6 +23,11 @@ class StreamPoint {
     Runtime::check_not_forked();
     DeviceContext& context = DeviceContext::of(device);
     const DeviceScope scope(context.runtime(), device);
+    if (context.runtime().capture_status(device, on.handle) != CaptureStatus::kNone) {
+      throw StateError(
+          "the slots of a UvaBuffer cannot be written on a stream that captures a CUDA graph: "
+          "nothing tells when its replays have read them. Write before the capture");
+    }
     event_ = context.events().acquire();
     event_.record(on);
   }

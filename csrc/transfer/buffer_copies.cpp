@@ -25,7 +25,38 @@ std::uint64_t elapsed_us(PollClock::time_point start) {
       std::chrono::duration_cast<std::chrono::microseconds>(PollClock::now() - start).count());
 }
 
+void keep_forever(DeviceContext& context, const std::shared_ptr<void>& host,
+                  const std::shared_ptr<void>& device) noexcept {
+  try {
+    context.retain_forever(host);
+    context.retain_forever(device);
+  } catch (...) {  // no memory to remember them in
+  }
+}
+
 }  // namespace
+
+void keep_until_unused(DeviceContext& context, const CopyOrder& order,
+                       const std::shared_ptr<void>& host,
+                       const std::shared_ptr<void>& device) noexcept {
+  if (Runtime::forked()) return;
+  try {
+    if (order.host_lost()) {
+      keep_forever(context, host, device);
+      return;
+    }
+    const auto retain = [&](const std::shared_ptr<void>& owner, const Event& user) {
+      if (owner == nullptr || !user || user.query()) return;
+      EventFrontier users;
+      users.add(user);
+      context.retain(owner, std::move(users));
+    };
+    retain(host, order.host_user());
+    retain(device, order.last());
+  } catch (const Error&) {  // nobody can tell whether they are in use
+    keep_forever(context, host, device);
+  }
+}
 
 BufferCopies::BufferCopies(DeviceContext& context, Arrays arrays, Reuse reuse,
                            std::shared_ptr<CopyOrder> group) noexcept
@@ -36,31 +67,7 @@ BufferCopies::BufferCopies(DeviceContext& context, Arrays arrays, Reuse reuse,
       order_(context.runtime(), std::move(group)) {}
 
 BufferCopies::~BufferCopies() {
-  if (Runtime::forked()) return;
-  try {
-    if (order_.host_lost()) {
-      retain_forever();
-      return;
-    }
-    const auto retain = [&](const std::shared_ptr<void>& owner, const Event& user) {
-      if (owner == nullptr || !user || user.query()) return;
-      EventFrontier users;
-      users.add(user);
-      context_.retain(owner, std::move(users));
-    };
-    retain(arrays_.host_owner, order_.host_user());
-    retain(arrays_.device_owner, order_.last());
-  } catch (const Error&) {  // nobody can tell whether they are in use
-    retain_forever();
-  }
-}
-
-void BufferCopies::retain_forever() noexcept {
-  try {
-    context_.retain_forever(arrays_.host_owner);
-    context_.retain_forever(arrays_.device_owner);
-  } catch (...) {  // no memory to remember them in
-  }
+  keep_until_unused(context_, order_, arrays_.host_owner, arrays_.device_owner);
 }
 
 bool BufferCopies::capturing(StreamRef stream) const {

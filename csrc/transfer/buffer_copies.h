@@ -37,6 +37,12 @@ enum class Reuse : std::uint8_t {
   kUnchecked,  // the transfer reads it, and the caller knows what they do
 };
 
+// For whoever destroys an order with the owners of its arrays: hands these over to the context,
+// which keeps them as long as a copy may use them. Waits for nothing.
+void keep_until_unused(DeviceContext& context, const CopyOrder& order,
+                       const std::shared_ptr<void>& host,
+                       const std::shared_ptr<void>& device) noexcept;
+
 struct BufferCounts {
   std::uint64_t to_gpu = 0;
   std::uint64_t to_cpu = 0;
@@ -118,7 +124,6 @@ class BufferCopies {
   std::size_t slots_in_flight() { return context_.count_in_flight(tag_); }
 
  private:
-  void retain_forever() noexcept;
   bool capturing(StreamRef stream) const;
   void check_not_capturing(StreamRef stream, const char* what) const;
   UploadRing& ring_of(StreamRef stream);

@@ -40,6 +40,10 @@ GroupCopies::GroupCopies(DeviceContext& context, Arenas arenas, bool keep_tails)
       keep_tails_(keep_tails),
       order_(context.runtime()) {}
 
+GroupCopies::~GroupCopies() {
+  keep_until_unused(context_, order_, arenas_.host_owner, arenas_.device_owner);
+}
+
 std::uint32_t GroupCopies::add_member(std::size_t offset, std::size_t nbytes) {
   const std::size_t end = members_.empty() ? 0 : members_.back().offset + members_.back().nbytes;
   STAGING_EXPECTS(offset >= end && offset % kAlignment == 0 && offset + nbytes <= arenas_.nbytes,

@@ -3,7 +3,8 @@
 //
 // Purpose: the heart of StagingGroup. A member is a BufferCopies of its own; this copies
 //   several of them at once.
-// Owner: shares the arenas with the members. The members are the caller's, who keeps them
+// Owner: shares the arenas with the members, and hands them over to the context when it is
+//   destroyed while a copy still uses them. The members are the caller's, who keeps them
 //   alive while they are named here.
 // Thread-safety: as BufferCopies. The members of a group take turns with each other and with
 //   the group: one call at a time enqueues.
@@ -61,6 +62,8 @@ class GroupCopies {
   GroupCopies(DeviceContext& context, Arenas arenas, bool keep_tails);
   GroupCopies(const GroupCopies&) = delete;  // members point to it
   GroupCopies& operator=(const GroupCopies&) = delete;
+  // Its members are gone by then.
+  ~GroupCopies();
 
   // The next member: `nbytes` at `offset`, behind the ones before. Its index.
   std::uint32_t add_member(std::size_t offset, std::size_t nbytes);

@@ -29,7 +29,9 @@ bool sees_host_writes(DeviceContext& context) {
   // The kernel copies the first half onto the second.
   PinnedBlock block = context.pool().allocate(2 * kNbytes, device);
   auto* const host = static_cast<std::byte*>(block.data());
-  auto* const seen = static_cast<std::byte*>(device_address(context, host));
+  const PointerInfo info = runtime.pointer_info(host);
+  if (info.kind != MemoryKind::kPinned || info.device_pointer == nullptr) return false;
+  auto* const seen = static_cast<std::byte*>(info.device_pointer);
   const StreamHandle stream = runtime.create_stream(device);
   bool live = true;
   try {

@@ -15,7 +15,8 @@ namespace staging {
 void* device_address(DeviceContext& context, const void* pinned);
 
 // Whether a kernel on the device sees what the host writes into pinned memory after the kernel
-// before it has read it, and the host what the kernel writes. Launches a few small kernels on a
+// before it has read it, and the host what the kernel writes; false, too, where what is
+// allocated as pinned is not, or has no address on the device. Launches a few small kernels on a
 // stream of its own and waits for them. Call without the GIL.
 bool sees_host_writes(DeviceContext& context);
 

@@ -1,6 +1,7 @@
 #include "transfer/method_timer.h"
 
 #include <chrono>
+#include <optional>
 
 #include "transfer/execute.h"
 
@@ -22,15 +23,10 @@ CostTable::Methods only(CopyMethod method) {
   return costs;
 }
 
-}  // namespace
-
-std::size_t method_timer_nbytes(std::size_t count, std::size_t nbytes) noexcept {
-  return count * stride_of(nbytes);
-}
-
-std::vector<MethodTime> time_method(DeviceContext& context, StreamRef stream, CopyMethod method,
-                                    CopyKind kind, void* dst, const void* src, std::size_t count,
-                                    std::size_t nbytes, std::size_t repetitions) {
+// The plan of one call, or nothing where the method cannot be used.
+std::optional<CopyPlan> plan_for(DeviceContext& context, StreamRef stream, CopyMethod method,
+                                 CopyKind kind, void* dst, const void* src, std::size_t count,
+                                 std::size_t nbytes) {
   const void* host_side = kind == CopyKind::kHostToDevice   ? src
                           : kind == CopyKind::kDeviceToHost ? dst
                                                             : nullptr;
@@ -47,6 +43,34 @@ std::vector<MethodTime> time_method(DeviceContext& context, StreamRef stream, Co
   }
   CopyPlan plan;
   plan.plan_disjoint(items, only(method), limits);
+  return plan;
+}
+
+}  // namespace
+
+std::size_t method_timer_nbytes(std::size_t count, std::size_t nbytes) noexcept {
+  return count * stride_of(nbytes);
+}
+
+bool repeat_method(DeviceContext& context, StreamRef stream, CopyMethod method, CopyKind kind,
+                   void* dst, const void* src, std::size_t count, std::size_t nbytes,
+                   std::size_t repetitions) {
+  const std::optional<CopyPlan> plan =
+      plan_for(context, stream, method, kind, dst, src, count, nbytes);
+  if (!plan) return false;
+  std::size_t enqueued = 0;
+  for (std::size_t i = 0; i < repetitions; ++i) {
+    execute(context.runtime(), stream, kind, *plan, &enqueued);
+  }
+  return true;
+}
+
+std::vector<MethodTime> time_method(DeviceContext& context, StreamRef stream, CopyMethod method,
+                                    CopyKind kind, void* dst, const void* src, std::size_t count,
+                                    std::size_t nbytes, std::size_t repetitions) {
+  const std::optional<CopyPlan> plan =
+      plan_for(context, stream, method, kind, dst, src, count, nbytes);
+  if (!plan) return {};
   Runtime& runtime = context.runtime();
   using Clock = std::chrono::steady_clock;
   const auto since = [](Clock::time_point start) {
@@ -56,12 +80,12 @@ std::vector<MethodTime> time_method(DeviceContext& context, StreamRef stream, Co
   for (std::size_t i = 0; i < repetitions; ++i) {
     std::size_t enqueued = 0;
     const Clock::time_point start = Clock::now();
-    execute(runtime, stream, kind, plan, &enqueued);
+    execute(runtime, stream, kind, *plan, &enqueued);
     const double host_us = since(start);
     runtime.synchronize_stream(stream.device, stream.handle);
     times.push_back({host_us, since(start)});
     // A runtime without batches copied the items one by one.
-    if (method == CopyMethod::kBatch && enqueued > plan.operations().size()) return {};
+    if (method == CopyMethod::kBatch && enqueued > plan->operations().size()) return {};
   }
   return times;
 }

@@ -24,6 +24,12 @@ std::vector<MethodTime> time_method(DeviceContext& context, StreamRef stream, Co
                                     CopyKind kind, void* dst, const void* src, std::size_t count,
                                     std::size_t nbytes, std::size_t repetitions);
 
+// Enqueues the same copies as often, one behind the other, and waits for nothing: for a device's
+// own clock. False where the method cannot be used; nothing was enqueued then.
+bool repeat_method(DeviceContext& context, StreamRef stream, CopyMethod method, CopyKind kind,
+                   void* dst, const void* src, std::size_t count, std::size_t nbytes,
+                   std::size_t repetitions);
+
 // What the items and the gaps between them take on either side.
 std::size_t method_timer_nbytes(std::size_t count, std::size_t nbytes) noexcept;
 

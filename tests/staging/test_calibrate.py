@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -46,7 +48,10 @@ def test_the_wait_at_the_end_of_each_measurement_is_no_cost(monkeypatch):
     monkeypatch.setattr(
         calibrate, "measure", lambda device, direction, method, **_: measured[method]
     )
-    table = calibrate.calibrate(0)
+    steps = []
+    table = calibrate.calibrate(0, progress=steps.append)
+    assert len(steps) == 9
+    assert (steps[0], steps[8]) == ("1/9 host_to_device copy", "9/9 device_to_device kernel")
     for direction in cost_table.DIRECTIONS:
         assert table[direction]["copy"]["fixed_us"] == pytest.approx(2)
         assert table[direction]["batch"]["fixed_us"] == pytest.approx(4)
@@ -71,6 +76,13 @@ def test_over_the_simulated_device_it_measures_and_stores_nothing(tmp_path, monk
     assert "Simulated device" in output
     assert "nothing is stored" in output
     assert output.count("device_to_device") == 3
+    assert not (tmp_path / "table.json").exists()
+    assert calibrate.main(["--device", "0", "--repetitions", "3", "--json"]) == 0
+    captured = capsys.readouterr()
+    (report,) = json.loads(captured.out)
+    assert (report["device"], report["simulated"]) == (0, True)
+    assert cost_table.checked(report["table"]) == report["table"]
+    assert "nothing is stored" in captured.err
     assert not (tmp_path / "table.json").exists()
 
 

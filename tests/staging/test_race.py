@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from hypothesis import strategies as st  # noqa: E402
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test  # noqa: E402
 
 import staging  # noqa: E402
-from staging import CpuGpuBuffer, sim  # noqa: E402
+from staging import CpuGpuBuffer, StagedRows, StagingGroup, apply_rows, sim  # noqa: E402
 from staging.extension import _C  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -31,6 +32,16 @@ POLICIES = ("snapshot", "snapshot", "wait", "unchecked")
 STEPS = 100  # of one example
 
 pytestmark = [pytest.mark.sim, pytest.mark.cuda]
+
+
+def make_driver() -> Driver:
+    return Driver(
+        CpuGpuBuffer,
+        POLICIES,
+        make_group=StagingGroup,
+        make_rows=StagedRows,
+        apply_rows=apply_rows,
+    )
 
 
 class PlainBuffer:
@@ -73,7 +84,7 @@ def test_no_byte_is_wrong_and_nothing_is_left(schedule, seed, request):
         def __init__(self) -> None:
             super().__init__()
             sim.set_policy(schedule, seed=seed)
-            self.driver = Driver(CpuGpuBuffer, POLICIES)
+            self.driver = make_driver()
 
         @rule(kind=st.sampled_from(Driver.KINDS), seed=st.integers(0, 2**32 - 1))
         def step(self, kind: str, seed: int) -> None:
@@ -97,11 +108,11 @@ def test_no_byte_is_wrong_and_nothing_is_left(schedule, seed, request):
     check_nothing_is_left(in_use)
 
 
-def run(make, policies, schedule: str, seed: int, operations: int) -> Driver:
+def run(make: Callable[[], Driver], schedule: str, seed: int, operations: int) -> Driver:
     """The same driver without hypothesis: quicker, and nothing shrinks."""
     rng = np.random.default_rng(seed)
     sim.set_policy(schedule, seed=seed)
-    driver = Driver(make, policies)
+    driver = make()
     for _ in range(operations):
         driver.step(
             Driver.KINDS[int(rng.integers(len(Driver.KINDS)))], int(rng.integers(2**32 - 1))
@@ -113,12 +124,12 @@ def run(make, policies, schedule: str, seed: int, operations: int) -> Driver:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_same_driver_finds_the_plain_buffers_race(schedule, seed):
     with pytest.raises(AssertionError):
-        run(PlainBuffer, (), schedule, seed, 2000)
+        run(lambda: Driver(PlainBuffer, ()), schedule, seed, 2000)
 
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES, "threads"])
 def test_long_runs_of_one_set_of_buffers(schedule, seed, request):
     in_use = staging.pinned_stats().in_use
     sim.clear_reports()
-    run(CpuGpuBuffer, POLICIES, schedule, seed, request.config.getoption("--ops"))
+    run(make_driver, schedule, seed, request.config.getoption("--ops"))
     check_nothing_is_left(in_use)

@@ -306,6 +306,27 @@ TEST_F(GroupCopiesTest, MembersMayOutliveTheGroup) {
   EXPECT_TRUE(watch.expired());
 }
 
+TEST_F(GroupCopiesTest, TheDevicesArenaIsKeptUntilTheLastCopyIsDone) {
+  auto arena = std::make_shared<int>(1);
+  const std::weak_ptr<int> kept = arena;
+  {
+    auto group = std::make_shared<GroupCopies>(
+        context_, GroupCopies::Arenas{host_, true, device_, kArena, owner_, std::move(arena)},
+        true);
+    group->add_member(0, kNbytes);
+    BufferCopies member(context_, {host_, true, device_, kNbytes, owner_, owner_}, Reuse::kSnapshot,
+                        {group, &group->order()});
+    group->attach(0, &member);
+    const Part part{0, kNbytes};
+    group->upload({0, a_}, {&part, 1});
+  }
+  context_.reap();
+  EXPECT_FALSE(kept.expired());
+  runtime_.run_all();
+  context_.reap();
+  EXPECT_TRUE(kept.expired());
+}
+
 TEST_F(GroupCopiesTest, MembersAreLaidOutInOrder) {
   const GroupCopies::Arenas arenas{host_, true, device_, kArena, owner_, owner_};
   GroupCopies group(context_, arenas, true);

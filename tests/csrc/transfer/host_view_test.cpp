@@ -16,7 +16,7 @@ namespace {
 class OddDevice : public HostRuntime {
  public:
   PointerInfo pointer_info(const void* pointer) override {
-    return {MemoryKind::kPinned, -1, addressable ? const_cast<void*>(pointer) : nullptr};
+    return {kind, -1, addressable ? const_cast<void*>(pointer) : nullptr};
   }
   void launch(int device, const Kernel& kernel, Dim3 grid, Dim3 block, std::size_t shared_nbytes,
               void** args, StreamHandle stream) override {
@@ -24,6 +24,7 @@ class OddDevice : public HostRuntime {
     if (on_launch) return on_launch();
     HostRuntime::launch(device, kernel, grid, block, shared_nbytes, args, stream);
   }
+  MemoryKind kind = MemoryKind::kPinned;
   bool addressable = true;
   int launches = 0;
   std::function<void()> on_launch;
@@ -61,11 +62,22 @@ TEST(HostView, ADeviceThatSeesOnlyTheFirstWriteIsFoundOut) {
   EXPECT_GT(device.launches, 1);  // one write says nothing about the next
 }
 
-TEST(HostView, MemoryWithoutAnAddressIsAnError) {
+TEST(HostView, MemoryWithoutAnAddressIsNoView) {
   OddDevice device;
   device.addressable = false;
   DeviceContext context(device, -1);
-  EXPECT_THROW(sees_host_writes(context), StateError);
+  EXPECT_FALSE(sees_host_writes(context));
+  int host = 0;
+  EXPECT_THROW(device_address(context, &host), StateError);
+  EXPECT_EQ(device.launches, 0);
+}
+
+TEST(HostView, PinnedMemoryThatIsManagedInTruthIsNoView) {
+  OddDevice device;
+  device.kind = MemoryKind::kManaged;
+  DeviceContext context(device, -1);
+  EXPECT_FALSE(sees_host_writes(context));
+  EXPECT_EQ(device.launches, 0);
 }
 
 TEST(HostView, AFailedLaunchIsReportedAndLeavesNoStream) {

@@ -71,5 +71,17 @@ TEST_F(MethodTimer, WhatTheStreamDoesNotHaveIsNotTimed) {
   EXPECT_FALSE(time(CopyMethod::kKernel, nullptr).empty());
 }
 
+TEST_F(MethodTimer, RepetitionsAreEnqueuedWithoutAWait) {
+  EXPECT_TRUE(repeat_method(context_, {0, stream_}, CopyMethod::kKernel, CopyKind::kHostToDevice,
+                            device_, host_, kCount, kNbytes, 3));
+  EXPECT_EQ(runtime_.calls("launch"), 3U);
+  EXPECT_EQ(runtime_.calls("synchronize_stream"), 0U);
+  runtime_.run_all();
+  EXPECT_EQ(device_[0], std::byte{1});
+  EXPECT_FALSE(repeat_method(context_, {0, nullptr}, CopyMethod::kBatch, CopyKind::kHostToDevice,
+                             device_, host_, kCount, kNbytes, 3));
+  EXPECT_EQ(runtime_.calls("copy_batch_async"), 0U);
+}
+
 }  // namespace
 }  // namespace staging
