@@ -67,6 +67,7 @@ race: build
 	$(ON_DEVICE) -m pytest -q tests/staging/test_race.py --ops 100000 $(ARGS)
 
 soak: build
+	$(ON_DEVICE) -m benchmarks.staging.soak
 	$(PY) -m benchmarks.staging.process.soak $(ARGS)
 
 bench: build

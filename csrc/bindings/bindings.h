@@ -14,6 +14,7 @@ void bind_fetch(pybind11::module_& m);
 void bind_group(pybind11::module_& m);
 void bind_framing(pybind11::module_& m);
 void bind_hash(pybind11::module_& m);
+void bind_log(pybind11::module_& m);
 void bind_memory(pybind11::module_& m);
 void bind_rows(pybind11::module_& m);
 void bind_runtime(pybind11::module_& m);

@@ -4,6 +4,7 @@ PYBIND11_MODULE(_C, m, pybind11::mod_gil_used()) {
   m.doc() = "The C++ part of staging. Its names are used through the package, not from here.";
   using namespace staging::bindings;
   bind_errors(m);
+  bind_log(m);
   bind_runtime(m);
   bind_slow_path(m);
   bind_fetch(m);

@@ -4,6 +4,7 @@
 
 #include "runtime/device_scope.h"
 #include "support/error.h"
+#include "transfer/pinned_copy.h"
 
 namespace staging {
 
@@ -54,8 +55,8 @@ void BlockDownload::enqueue(Block& block) {
     block.memory = pool_.allocate(block.nbytes, stream_.device);
   }
   block.event = context_.events().acquire();
-  runtime.copy_async(stream_.device, block.memory.data(), src_, block.nbytes,
-                     CopyKind::kDeviceToHost, stream_.handle);
+  copy_pinned_async(pool_, stream_, block.memory.data(), src_, block.nbytes,
+                    CopyKind::kDeviceToHost);
   try {
     block.event.record(stream_.handle);
   } catch (...) {

@@ -2,6 +2,7 @@
 
 #include "runtime/device_scope.h"
 #include "support/error.h"
+#include "transfer/pinned_copy.h"
 
 namespace staging {
 
@@ -25,8 +26,7 @@ PendingDigests::PendingDigests(DeviceContext& context, PinnedPool& pool, StreamR
   event_ = context.events().acquire();
   std::byte* const digests = static_cast<std::byte*>(scratch);
   plan.enqueue(runtime, stream.device, stream.handle, digests + nbytes, digests);
-  runtime.copy_async(stream.device, result_.data(), digests, nbytes, CopyKind::kDeviceToHost,
-                     stream.handle);
+  copy_pinned_async(pool, stream, result_.data(), digests, nbytes, CopyKind::kDeviceToHost);
   try {
     event_.record(stream.handle);
   } catch (...) {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "support/error.h"
+#include "support/log.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // Linux 5.14; older kernels answer EINVAL
@@ -100,6 +102,10 @@ PinnedBuffer::PinnedBuffer(Runtime& runtime, int device, std::size_t nbytes,
     if (error.code() != kErrorNotSupported) throw;
     // Some devices cannot register memory (cudaDevAttrHostRegisterSupported is 0). The one
     // fallback: the driver's own allocator, which places the pages itself.
+    static std::atomic_flag said;
+    log_once(said,
+             "this device cannot register host memory: pinned memory comes from cudaHostAlloc, "
+             "which ignores the NUMA node and huge pages that were asked for");
     data_ = runtime.allocate_pinned(device, mapped_nbytes_);
     registration_nbytes_ = mapped_nbytes_;
     kind_ = Kind::kAllocated;

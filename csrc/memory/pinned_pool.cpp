@@ -192,11 +192,7 @@ int PinnedPool::node_of_device(int device) {
 
 void PinnedPool::check_usable() const {
   Runtime::check_not_forked();
-  if (runtime_.context_lost()) {
-    throw StateError(
-        "the device context is lost after an earlier error: pinned memory is not handed out any "
-        "more, as the device may still use it. Restart the process");
-  }
+  runtime_.check_context();  // no memory is handed out that the device may still use
 }
 
 PinnedBlock PinnedPool::allocate(std::size_t nbytes, int device) {
@@ -396,6 +392,7 @@ PinnedPool::Run* PinnedPool::add_region(std::unique_ptr<Region>& owned, const Re
     runs_.erase(begin);
     throw;
   }
+  if (region->buffer.registered_from(begin) < run->nbytes) has_seams_.store(true);
   stats_.allocated_nbytes += run->nbytes;
   stats_.peak_nbytes = std::max(stats_.peak_nbytes, stats_.allocated_nbytes);
   ++stats_.pinnings;
@@ -460,13 +457,16 @@ std::size_t PinnedPool::trim() {
   Runtime::check_not_forked();
   if (!runtime_.context_lost()) reclaim(SIZE_MAX);
   Regions regions;
+  std::vector<EventPool*> events;  // never destroyed before the pool
   std::size_t nbytes = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [device, pool] : events_) events.push_back(pool.get());
     nbytes = stats_.allocated_nbytes;
     regions = take_free_regions(SIZE_MAX, /*all_or_nothing=*/false);
     nbytes -= stats_.allocated_nbytes;
   }
+  for (EventPool* pool : events) pool->trim();
   return nbytes;
 }
 

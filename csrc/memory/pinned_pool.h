@@ -38,6 +38,7 @@
 //   * After a fork the child neither takes nor gives: releasing does nothing there.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -195,8 +196,8 @@ class PinnedPool {
   //
   // Where the limit is reached or the system has no more, what is cached is unpinned, then
   // any free run is taken, and at last the blocks in flight are waited for: call it without
-  // the GIL. Throws OutOfMemory when all of that is not enough, DeviceError, Interrupted,
-  // StateError in a forked child or once the context is lost.
+  // the GIL. Throws OutOfMemory when all of that is not enough, DeviceError (of an earlier
+  // call, too, once the context is lost), Interrupted, StateError in a forked child.
   PinnedBlock allocate(std::size_t nbytes, int device = -1);
   // The same, from a NUMA node.
   PinnedBlock allocate_on_node(std::size_t nbytes, int device, int numa_node);
@@ -212,8 +213,11 @@ class PinnedPool {
   // Bytes from `pointer`, in a block, up to where a copy must be split: the end of the
   // registration. SIZE_MAX for memory that is not the pool's.
   std::size_t registered_from(const void* pointer) const;
+  // Whether there may be a block in which that is before the block's end.
+  bool has_seams() const noexcept { return has_seams_.load(std::memory_order_relaxed); }
 
-  // Unpins the regions of which nothing is in use or in flight; the number of bytes.
+  // Unpins the regions of which nothing is in use or in flight; the number of bytes. Destroys
+  // the events that no block needs.
   // Waits for no copy, but unpinning itself may be slow.
   std::size_t trim();
   // What may be pinned in all. Unpins cached memory beyond it at once; what is in use stays.
@@ -280,6 +284,7 @@ class PinnedPool {
   Runtime& runtime_;
   const std::vector<int> nodes_;
   const std::size_t max_registration_nbytes_;
+  std::atomic<bool> has_seams_{false};  // since the first region with one
 
   mutable std::mutex mutex_;
   // All below is guarded by mutex_.

@@ -76,9 +76,6 @@ class RelaxedCapture {
 class CudaRuntime final : public Runtime {
  public:
   Backend backend() const noexcept override { return Backend::kCuda; }
-  bool context_lost() const noexcept override {
-    return context_lost_.load(std::memory_order_relaxed);
-  }
 
   int device_count() override {
     int count = 0;
@@ -109,7 +106,7 @@ class CudaRuntime final : public Runtime {
     return stream;
   }
   void destroy_stream(int device, StreamHandle stream) noexcept override {
-    on_device(device, [&] { discard(cudaStreamDestroy(stream_of(stream))); });
+    on_device(device, [&] { discard(cudaStreamDestroy(stream_of(stream)), "cudaStreamDestroy"); });
   }
   void synchronize_stream(int device, StreamHandle stream) override {
     const DeviceScope scope(*this, device);
@@ -162,7 +159,7 @@ class CudaRuntime final : public Runtime {
     return event;
   }
   void destroy_event(int device, EventHandle event) noexcept override {
-    on_device(device, [&] { discard(cudaEventDestroy(event_of(event))); });
+    on_device(device, [&] { discard(cudaEventDestroy(event_of(event)), "cudaEventDestroy"); });
   }
   void record_event(int, EventHandle event, StreamHandle stream) override {
     check(cudaEventRecord(event_of(event), stream_of(stream)), "cudaEventRecord");
@@ -207,7 +204,7 @@ class CudaRuntime final : public Runtime {
   void free_pinned(void* pointer) noexcept override {
     on_device(pinning_device_.load(std::memory_order_relaxed), [&] {
       const RelaxedCapture relaxed;
-      discard(cudaFreeHost(pointer));
+      discard(cudaFreeHost(pointer), "cudaFreeHost");
     });
   }
   void register_pinned(int device, void* pointer, std::size_t nbytes) override {
@@ -220,7 +217,7 @@ class CudaRuntime final : public Runtime {
   void unregister_pinned(void* pointer) noexcept override {
     on_device(pinning_device_.load(std::memory_order_relaxed), [&] {
       const RelaxedCapture relaxed;
-      discard(cudaHostUnregister(pointer));
+      discard(cudaHostUnregister(pointer), "cudaHostUnregister");
     });
   }
   PointerInfo pointer_info(const void* pointer) override {
@@ -334,7 +331,7 @@ class CudaRuntime final : public Runtime {
                                                        cudaGraphUserObjectMove);
     if (code != cudaSuccess) {
       cudaGetLastError();
-      discard(cudaUserObjectRelease(object, 1));  // runs destroy
+      discard(cudaUserObjectRelease(object, 1), "cudaUserObjectRelease");  // runs destroy
       check(code, "cudaGraphRetainUserObject");
     }
   }
@@ -368,23 +365,23 @@ class CudaRuntime final : public Runtime {
 
   [[noreturn]] void fail(cudaError_t code, const char* call) {
     cudaGetLastError();  // ours: nobody else's check may find it
-    const bool sticky = destroys_context(code);
-    if (sticky) context_lost_.store(true, std::memory_order_relaxed);
     const char* name = cudaGetErrorName(code);
     const char* text = cudaGetErrorString(code);
-    if (code == cudaErrorMemoryAllocation) throw OutOfMemory(call, code, name, text, sticky);
-    throw DeviceError(call, code, name, text, sticky);
+    if (code == cudaErrorMemoryAllocation) throw OutOfMemory(call, code, name, text, false);
+    const DeviceError error(call, code, name, text, destroys_context(code));
+    if (error.sticky()) lose_context(error);
+    throw error;
   }
 
   // For destructors: a failure is consumed; the memory or handle is leaked.
-  void discard(cudaError_t code) noexcept {
+  void discard(cudaError_t code, const char* call) noexcept {
     // At process end the runtime is gone already, and may not be called again.
     if (code == cudaSuccess || code == cudaErrorCudartUnloading) return;
     cudaGetLastError();
-    if (destroys_context(code)) context_lost_.store(true, std::memory_order_relaxed);
+    if (!destroys_context(code)) return;
+    lose_context(DeviceError(call, code, cudaGetErrorName(code), cudaGetErrorString(code), true));
   }
 
-  std::atomic<bool> context_lost_{false};
   std::atomic<bool> batch_missing_{false};
   std::atomic<int> pinning_device_{-1};  // one that has a context, for unpinning
 };

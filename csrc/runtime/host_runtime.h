@@ -12,7 +12,6 @@ namespace staging {
 class HostRuntime : public Runtime {
  public:
   Backend backend() const noexcept override { return Backend::kHost; }
-  bool context_lost() const noexcept override { return false; }
 
   int device_count() override { return 0; }
   int current_device() override { return -1; }

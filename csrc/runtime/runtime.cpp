@@ -36,6 +36,20 @@ struct RuntimeChoice {
   }
 };
 
+Runtime::~Runtime() {
+  delete lost_.load();
+}
+
+void Runtime::check_context() const {
+  if (const DeviceError* error = lost_.load(std::memory_order_acquire)) throw DeviceError(*error);
+}
+
+void Runtime::lose_context(const DeviceError& error) {
+  const auto* kept = new DeviceError(error);
+  const DeviceError* none = nullptr;
+  if (!lost_.compare_exchange_strong(none, kept, std::memory_order_acq_rel)) delete kept;
+}
+
 Runtime& Runtime::get() {
   if (Runtime* runtime = RuntimeChoice::override_.load(std::memory_order_acquire)) return *runtime;
   check_not_forked();

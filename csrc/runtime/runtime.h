@@ -24,6 +24,8 @@
 
 namespace staging {
 
+class DeviceError;
+
 enum class Backend : std::uint8_t { kHost, kCuda };
 
 // Opaque: a cudaStream_t / cudaEvent_t under CUDA. A null stream is the legacy default
@@ -89,11 +91,13 @@ class Runtime {
   Runtime() = default;
   Runtime(const Runtime&) = delete;  // identity matters: handles belong to one runtime
   Runtime& operator=(const Runtime&) = delete;
-  virtual ~Runtime() = default;
+  virtual ~Runtime();
 
   virtual Backend backend() const noexcept = 0;
   // Once a call has reported a destroyed context; memory is then leaked, never reused.
-  virtual bool context_lost() const noexcept = 0;
+  bool context_lost() const noexcept { return lost_.load(std::memory_order_acquire) != nullptr; }
+  // Throws what that call reported, for work that would not notice by itself.
+  void check_context() const;
 
   // -- devices -------------------------------------------------------------------------
   virtual int device_count() = 0;
@@ -157,11 +161,17 @@ class Runtime {
   virtual void retain_in_capture(int device, StreamHandle stream, void (*destroy)(void*),
                                  void* argument) = 0;
 
+ protected:
+  // `error` destroyed the context. The first one is kept.
+  void lose_context(const DeviceError& error);
+
  private:
   friend class RuntimeOverride;
   friend struct RuntimeChoice;
   [[noreturn]] static void throw_forked();
   static std::atomic<bool> forked_;
+
+  std::atomic<const DeviceError*> lost_{nullptr};  // owned
 };
 
 // Makes `runtime` the answer of Runtime::get() while it lives. For tests.

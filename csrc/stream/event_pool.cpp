@@ -3,11 +3,28 @@
 namespace staging {
 
 EventPool::~EventPool() {
-  while (free_ != nullptr) {
-    detail::PooledEvent* node = std::exchange(free_, free_->next_free);
+  destroy(free_);
+}
+
+std::size_t EventPool::destroy(detail::PooledEvent* list) noexcept {
+  std::size_t count = 0;
+  for (; list != nullptr; ++count) {
+    detail::PooledEvent* node = std::exchange(list, list->next_free);
     if (!runtime_.context_lost()) runtime_.destroy_event(device_, node->handle);
     delete node;
   }
+  return count;
+}
+
+std::size_t EventPool::trim() {
+  Runtime::check_not_forked();
+  detail::PooledEvent* idle = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    idle = std::exchange(free_, nullptr);
+    created_ -= std::exchange(idle_, 0);
+  }
+  return destroy(idle);
 }
 
 Event EventPool::acquire() {

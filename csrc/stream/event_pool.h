@@ -2,8 +2,9 @@
 //
 // Owner: the pool owns every event that it made, lent out or free. It must outlive the
 //   Events; a device's pool lives as long as the process (see transfer/device_context.h).
-// Thread-safety: acquire() and the return of events may happen on any thread.
-// Invariant: created() == idle() + lent out. Events are never recorded under capture.
+// Thread-safety: all of it, from any thread, but for the destructor.
+// Invariant: created() == idle() + lent out, where created() are those not destroyed yet. Events
+// are never recorded under capture.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +27,9 @@ class EventPool {
   // An event that nobody else refers to. Creates one where none is idle.
   Event acquire();
 
+  // Destroys the idle events; how many. Those of a context that is lost are leaked.
+  std::size_t trim();
+
   Runtime& runtime() const noexcept { return runtime_; }
   int device() const noexcept { return device_; }
   std::size_t created() const;
@@ -34,6 +38,7 @@ class EventPool {
  private:
   friend class Event;
   void put_back(detail::PooledEvent* node) noexcept;
+  std::size_t destroy(detail::PooledEvent* list) noexcept;
 
   Runtime& runtime_;
   const int device_;

@@ -11,6 +11,7 @@
 #include "support/slow_path.h"
 #include "torch_ops/slice_pair.h"
 #include "torch_ops/tensor_access.h"
+#include "transfer/pinned_copy.h"
 #include "transfer/upload.h"
 
 namespace staging::torch_ops {
@@ -124,8 +125,7 @@ class DeviceCopy {
 
   void direct(CopyKind kind) {
     if (copy_.block.contiguous()) {
-      context_.runtime().copy_async(stream_.device, copy_.dst, copy_.src, copy_.block.nbytes(),
-                                    kind, stream_.handle);
+      copy_pinned_async(context_.pool(), stream_, copy_.dst, copy_.src, copy_.block.nbytes(), kind);
     } else {
       copy_rows(copy_.block, copy_.dst, copy_.src, kind,
                 kind == CopyKind::kHostToDevice ? copy_.src : copy_.dst);
@@ -140,6 +140,11 @@ class DeviceCopy {
     if (!block.rows(&width, &height, &src_pitch, &dst_pitch)) return false;
     if (context_.addresses_pinned(pinned)) {
       launch_strided(block, dst, src);
+    } else if (context_.pool().has_seams()) {
+      for (std::size_t row = 0; row < height; ++row) {
+        copy_pinned_async(context_.pool(), stream_, dst + row * dst_pitch, src + row * src_pitch,
+                          width, kind);
+      }
     } else {
       context_.runtime().copy_2d_async(stream_.device, dst, dst_pitch, src, src_pitch, width,
                                        height, kind, stream_.handle);
@@ -173,8 +178,8 @@ class DeviceCopy {
 
   void put(const BlockPair& unpack, std::byte* dst, std::byte* slot) {
     if (unpack.contiguous()) {
-      context_.runtime().copy_async(stream_.device, dst, slot, unpack.nbytes(),
-                                    CopyKind::kHostToDevice, stream_.handle);
+      copy_pinned_async(context_.pool(), stream_, dst, slot, unpack.nbytes(),
+                        CopyKind::kHostToDevice);
     } else if (!copy_rows(unpack, dst, slot, CopyKind::kHostToDevice, slot)) {
       launch_strided(unpack, dst, device_view(slot));
     }
@@ -215,8 +220,8 @@ class DeviceCopy {
     PinnedBlock staging = context_.pool().allocate(span_nbytes, stream_.device);
     try {
       enqueue_only([&] {
-        context_.runtime().copy_async(stream_.device, staging.data(), copy_.src, span_nbytes,
-                                      CopyKind::kDeviceToHost, stream_.handle);
+        copy_pinned_async(context_.pool(), stream_, staging.data(), copy_.src, span_nbytes,
+                          CopyKind::kDeviceToHost);
       });
       const Event event = use_.recorded();
       staging.add_gate(event);  // an interrupted wait leaves the block to the copy

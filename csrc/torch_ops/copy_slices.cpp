@@ -291,7 +291,7 @@ class DeviceSlices {
     plan_.plan(items_, kind, CostTable::current(stream_.device).of(kind), limits);
     std::size_t enqueued = 0;
     try {
-      execute(context_.runtime(), stream_, kind, plan_, &enqueued);
+      execute(context_, stream_, kind, plan_, &enqueued);
     } catch (...) {
       if (enqueued > 0) settle();
       throw;

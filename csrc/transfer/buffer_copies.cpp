@@ -5,6 +5,7 @@
 
 #include "runtime/device_scope.h"
 #include "support/error.h"
+#include "transfer/pinned_copy.h"
 
 namespace staging {
 
@@ -153,8 +154,8 @@ void BufferCopies::capture(StreamRef stream, std::size_t nbytes) {
   if (reuse_ == Reuse::kUnchecked && arrays_.host_is_pinned) {
     context_.retain_in_graph(stream, arrays_.host_owner);
     context_.retain_in_graph(stream, arrays_.device_owner);
-    context_.runtime().copy_async(stream.device, arrays_.device, arrays_.host, nbytes,
-                                  CopyKind::kHostToDevice, stream.handle);
+    copy_pinned_async(context_.pool(), stream, arrays_.device, arrays_.host, nbytes,
+                      CopyKind::kHostToDevice);
     return;
   }
   if (graph_slot_ == nullptr) graph_slot_ = std::make_shared<GraphSlot>(context_, arrays_.nbytes);
@@ -195,7 +196,7 @@ Event BufferCopies::copy(CopyOrder::Turn& turn, StreamRef stream, void* dst, con
   // Before the copy: if no event is to be had, nothing has been enqueued.
   Event event = context_.events().acquire();
   begin_copy(turn, stream);
-  context_.runtime().copy_async(stream.device, dst, src, nbytes, kind, stream.handle);
+  copy_pinned_async(context_.pool(), stream, dst, src, nbytes, kind);
   try {
     event.record(stream);
   } catch (...) {
@@ -249,8 +250,8 @@ void BufferCopies::end_fill(ReservedSlot slot, std::size_t nbytes) {
     Event event = slot.upload(
         context_,
         [&](const std::byte* data) {
-          context_.runtime().copy_async(stream.device, arrays_.device, data, nbytes,
-                                        CopyKind::kHostToDevice, stream.handle);
+          copy_pinned_async(context_.pool(), stream, arrays_.device, data, nbytes,
+                            CopyKind::kHostToDevice);
         },
         &report);
     turn.done(std::move(event), /*uses_host=*/false);

@@ -127,7 +127,6 @@ class BufferCopies {
   bool capturing(StreamRef stream) const;
   void check_not_capturing(StreamRef stream, const char* what) const;
   UploadRing& ring_of(StreamRef stream);
-  // Enqueues one copy that uses the host array itself.
   // Enqueues one copy in this turn and records its event. `uses_host`: the host array.
   Event copy(CopyOrder::Turn& turn, StreamRef stream, void* dst, const void* src,
              std::size_t nbytes, CopyKind kind, bool uses_host, bool* lost);

@@ -26,6 +26,13 @@ std::mutex& DeviceContext::registry_mutex() {
   return mutex;
 }
 
+std::vector<DeviceContext*> DeviceContext::all() {
+  std::vector<DeviceContext*> contexts;
+  const std::lock_guard<std::mutex> lock(registry_mutex());
+  for (const auto& [device, context] : registry()) contexts.push_back(context.get());
+  return contexts;
+}
+
 DeviceContext::DeviceContext(Runtime& runtime, int device)
     : runtime_(runtime),
       events_(runtime, device),
@@ -89,6 +96,7 @@ bool DeviceContext::addresses_pinned(const void* pinned) {
 std::size_t DeviceContext::trim() {
   Runtime::check_not_forked();
   for (const auto& ring : rings()) ring->trim();
+  events_.trim();
   return pool_.trim();
 }
 

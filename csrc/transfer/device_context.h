@@ -34,8 +34,7 @@ class DeviceContext {
   // Visits each context that of() has made.
   template <typename Visit>
   static void for_each(Visit visit) {
-    const std::lock_guard<std::mutex> lock(registry_mutex());
-    for (auto& [device, context] : registry()) visit(*context);
+    for (DeviceContext* context : all()) visit(*context);
   }
   // What the copies of each stream may have in flight, of all devices, from now on.
   static void set_ring_limits(std::size_t nbytes);
@@ -53,7 +52,7 @@ class DeviceContext {
   // The same for a stream of the process's lifetime.
   UploadRing& ring(StreamHandle stream) { return *ring(StreamRef{device(), stream}); }
   // Returns what no copy in flight uses to the pool, and unpins what the pool then does not
-  // use; the bytes unpinned.
+  // use; the bytes unpinned. Idle events are destroyed.
   std::size_t trim();
   // Whether kernels of this device may use pinned memory by the address that the host has for
   // it. A property of the device; asked once, about `pinned`.
@@ -78,6 +77,7 @@ class DeviceContext {
   using Registry = std::unordered_map<int, std::unique_ptr<DeviceContext>>;
   static Registry& registry();
   static std::mutex& registry_mutex();
+  static std::vector<DeviceContext*> all();
 
   std::vector<std::shared_ptr<UploadRing>> rings() const;
 

@@ -1,6 +1,7 @@
 #include "transfer/execute.h"
 
 #include "kernels/segmented_copy.h"
+#include "transfer/pinned_copy.h"
 
 namespace staging {
 
@@ -15,11 +16,12 @@ PlanLimits limits_on(DeviceContext& context, StreamRef stream, CaptureStatus cap
   return limits;
 }
 
-void execute(Runtime& runtime, StreamRef stream, CopyKind kind, const CopyPlan& plan,
+void execute(DeviceContext& context, StreamRef stream, CopyKind kind, const CopyPlan& plan,
              std::size_t* enqueued) {
+  Runtime& runtime = context.runtime();
   const auto copy_each = [&](std::span<const CopyItem> items) {
     for (const CopyItem& item : items) {
-      runtime.copy_async(stream.device, item.dst, item.src, item.nbytes, kind, stream.handle);
+      copy_pinned_async(context.pool(), stream, item.dst, item.src, item.nbytes, kind);
       ++*enqueued;
     }
   };
@@ -30,11 +32,12 @@ void execute(Runtime& runtime, StreamRef stream, CopyKind kind, const CopyPlan& 
         copy_each(items);
         break;
       case CopyMethod::kBatch:
-        if (runtime.copy_batch_async(stream.device, items.data(), items.size(), kind,
+        if (!context.pool().has_seams() &&
+            runtime.copy_batch_async(stream.device, items.data(), items.size(), kind,
                                      stream.handle)) {
           ++*enqueued;
         } else {
-          copy_each(items);  // this driver, or this stream, has no batches
+          copy_each(items);  // no batches in this driver or stream, or an item may be split
         }
         break;
       case CopyMethod::kKernel:

@@ -18,7 +18,7 @@ PlanLimits limits_on(DeviceContext& context, StreamRef stream, CaptureStatus cap
 
 // Enqueues the plan's operations in order; waits for nothing. The stream's device is current.
 // Counts in `enqueued`, also where it throws: as long as that is 0, nothing is in flight.
-void execute(Runtime& runtime, StreamRef stream, CopyKind kind, const CopyPlan& plan,
+void execute(DeviceContext& context, StreamRef stream, CopyKind kind, const CopyPlan& plan,
              std::size_t* enqueued);
 
 }  // namespace staging

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "support/error.h"
+#include "transfer/pinned_copy.h"
 
 namespace staging {
 
@@ -40,8 +41,7 @@ void GraphSlot::capture(StreamRef stream, void* dst, std::size_t nbytes,
   // The graph holds everything before it has a node that uses it.
   context_.retain_in_graph(stream, kept);
   reads_.push_back(kept->read);
-  runtime.copy_async(stream.device, dst, block_.data(), nbytes, CopyKind::kHostToDevice,
-                     stream.handle);
+  copy_pinned_async(context_.pool(), stream, dst, block_.data(), nbytes, CopyKind::kHostToDevice);
   try {
     runtime.record_external_event(stream.device, kept->read->event, stream.handle);
   } catch (...) {

@@ -187,7 +187,7 @@ void GroupCopies::upload_in_turn(CopyOrder::Turn& turn, StreamRef stream,
           plan_runs(stream, CopyKind::kHostToDevice,
                     limits_on(context_, stream, CaptureStatus::kNone, slot), slot,
                     /*packed=*/true);
-          execute(context_.runtime(), stream, CopyKind::kHostToDevice, plan_, enqueued);
+          execute(context_, stream, CopyKind::kHostToDevice, plan_, enqueued);
           operations = *enqueued;
         },
         /*tag=*/0, &report);
@@ -230,7 +230,7 @@ void GroupCopies::download(StreamRef stream, std::span<const Part> parts) {
     join(turn, stream, parts);
     std::size_t operations = 0;
     try {
-      execute(context_.runtime(), stream, CopyKind::kDeviceToHost, plan_, &operations);
+      execute(context_, stream, CopyKind::kDeviceToHost, plan_, &operations);
       event.record(stream);
     } catch (...) {
       if (operations > 0 && !turn.lost(stream)) {

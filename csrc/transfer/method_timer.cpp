@@ -60,7 +60,7 @@ bool repeat_method(DeviceContext& context, StreamRef stream, CopyMethod method, 
   if (!plan) return false;
   std::size_t enqueued = 0;
   for (std::size_t i = 0; i < repetitions; ++i) {
-    execute(context.runtime(), stream, kind, *plan, &enqueued);
+    execute(context, stream, kind, *plan, &enqueued);
   }
   return true;
 }
@@ -80,7 +80,7 @@ std::vector<MethodTime> time_method(DeviceContext& context, StreamRef stream, Co
   for (std::size_t i = 0; i < repetitions; ++i) {
     std::size_t enqueued = 0;
     const Clock::time_point start = Clock::now();
-    execute(runtime, stream, kind, *plan, &enqueued);
+    execute(context, stream, kind, *plan, &enqueued);
     const double host_us = since(start);
     runtime.synchronize_stream(stream.device, stream.handle);
     times.push_back({host_us, since(start)});

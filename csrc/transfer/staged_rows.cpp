@@ -111,7 +111,7 @@ class RowApplication {
     plan.plan(items, CopyKind::kHostToDevice,
               CostTable::current(stream.device).of(CopyKind::kHostToDevice),
               limits_on(context, stream, CaptureStatus::kNone, slot));
-    execute(context.runtime(), stream, CopyKind::kHostToDevice, plan, enqueued);
+    execute(context, stream, CopyKind::kHostToDevice, plan, enqueued);
   }
 
   void forget() const {

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "transfer/pinned_copy.h"
+
 namespace staging {
 
 Event upload_snapshot(DeviceContext& context, UploadRing& ring, void* dst, const void* src,
@@ -9,8 +11,8 @@ Event upload_snapshot(DeviceContext& context, UploadRing& ring, void* dst, const
   return upload_through_slot(
       context, ring, nbytes, [&](std::byte* slot) { std::memcpy(slot, src, nbytes); },
       [&](const std::byte* slot) {
-        context.runtime().copy_async(context.device(), dst, slot, nbytes, CopyKind::kHostToDevice,
-                                     ring.stream().handle);
+        copy_pinned_async(context.pool(), ring.stream(), dst, slot, nbytes,
+                          CopyKind::kHostToDevice);
       },
       tag, report);
 }

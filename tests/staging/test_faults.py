@@ -24,6 +24,7 @@ from staging.extension import _C  # noqa: E402
 pytestmark = [pytest.mark.sim, pytest.mark.cuda]
 
 UNKNOWN, OUT_OF_MEMORY = 999, 2
+SMALL, LARGE = 256, 256 << 10  # a slot of a ring; a block that is pinned by itself
 
 
 def last_error() -> int:
@@ -33,8 +34,9 @@ def last_error() -> int:
 class Scene:
     """A buffer whose device array must be what was staged last without an error."""
 
-    def __init__(self, reuse: str) -> None:
-        self.buffer = CpuGpuBuffer(256, dtype=torch.int32, device="cuda", reuse=reuse)
+    def __init__(self, reuse: str, size: int = SMALL) -> None:
+        self.size = size
+        self.buffer = CpuGpuBuffer(size, dtype=torch.int32, device="cuda", reuse=reuse)
         self.streams = [torch.cuda.Stream(), torch.cuda.Stream()]
         self.step = 0
         self.staged = 0
@@ -42,12 +44,14 @@ class Scene:
     def stage(self) -> None:
         self.step += 1
         self.buffer.np[:] = self.step
-        self.buffer.copy_to_gpu(stream=self.streams[self.step % 2])
-        self.staged = self.step
+        for stream in self.streams:
+            self.buffer.copy_to_gpu(stream=stream)
+            self.staged = self.step
 
     def bring_back(self) -> None:
-        self.buffer.copy_to_cpu(stream=self.streams[self.step % 2])
-        _ = self.buffer.np
+        for stream in self.streams:
+            self.buffer.copy_to_cpu(stream=stream)
+        assert np.unique(self.buffer.np).tolist() == [self.staged]
 
     def fill(self) -> None:
         with self.buffer.fill(stream=self.streams[0]) as rows:
@@ -66,18 +70,25 @@ class Scene:
         asyncio.run(wait())
 
     def slices(self) -> None:
-        source = torch.ones(256, 2, dtype=torch.int32)
-        copy_slice(source, torch.zeros(256, 2, dtype=torch.int32, device="cuda"), 256)
+        source = torch.ones(self.size, dtype=torch.int32).expand(2, -1).t()  # through a slot
+        target = torch.zeros(self.size, 2, dtype=torch.int32, device="cuda")
+        copy_slice(source, target, self.size)
+        assert target.cpu().unique().tolist() == [1]
 
     def check(self) -> None:
         """What was staged without an error is there, and all ways of copying work."""
         self.stage()
         assert np.unique(self.buffer.fetch().result().numpy()).tolist() == [self.staged]
         self.bring_back()
-        assert np.unique(self.buffer.np).tolist() == [self.staged]
         self.fill()
         self.awaited()
         self.fetch()
+        self.slices()
+
+    def start_cold(self) -> None:
+        """Leave no pinned memory and no event that could be used again."""
+        torch.cuda.synchronize()
+        _C.trim(0)
 
 
 ACTIONS: dict[str, Callable[[Scene], None]] = {
@@ -86,34 +97,43 @@ ACTIONS: dict[str, Callable[[Scene], None]] = {
     "fill": Scene.fill,
     "fetch": Scene.fetch,
     "awaited": Scene.awaited,
+    "slices": Scene.slices,
 }
 CALLS = {
     "stage": [
         "cudaMemcpyAsync", "cudaEventCreateWithFlags", "cudaEventRecord", "cudaStreamWaitEvent",
         "cudaHostRegister", "cudaStreamIsCapturing", "cudaGetDevice",
     ],
-    "bring_back": ["cudaMemcpyAsync", "cudaEventRecord", "cudaEventQuery", "cudaStreamWaitEvent"],
-    "fill": ["cudaMemcpyAsync", "cudaEventRecord", "cudaHostRegister"],
-    "fetch": ["cudaMemcpyAsync", "cudaEventRecord", "cudaEventQuery", "cudaHostRegister"],
+    "bring_back": [
+        "cudaMemcpyAsync", "cudaEventCreateWithFlags", "cudaEventRecord", "cudaEventQuery",
+        "cudaStreamWaitEvent",
+    ],
+    "fill": ["cudaMemcpyAsync", "cudaEventCreateWithFlags", "cudaEventRecord", "cudaHostRegister"],
+    "fetch": [
+        "cudaMemcpyAsync", "cudaEventCreateWithFlags", "cudaEventRecord", "cudaEventQuery",
+        "cudaHostRegister",
+    ],
     "awaited": ["cudaLaunchHostFunc", "cudaStreamWaitEvent", "cudaMemcpyAsync"],
+    "slices": ["cudaEventCreateWithFlags", "cudaEventRecord", "cudaHostRegister"],
 }  # fmt: skip
-CASES = [(action, call) for action, calls in CALLS.items() for call in calls]
+CASES = [
+    (action, call, reuse)
+    for action, calls in CALLS.items()
+    for call in calls
+    for reuse in ("snapshot", "wait")
+    if (action, call, reuse) != ("stage", "cudaHostRegister", "wait")  # it pins nothing
+]
 
 
-@pytest.mark.parametrize("reuse", ["snapshot", "wait"])
-@pytest.mark.parametrize(("action", "call"), CASES)
+@pytest.mark.parametrize(("action", "call", "reuse"), CASES)
 def test_a_failing_call_is_named_and_nothing_is_lost(action, call, reuse):
-    if reuse == "wait" and (action, call) == ("stage", "cudaHostRegister"):
-        pytest.skip("nothing is pinned")
     happened = 0
     for nth in range(1, 4):
-        scene = Scene(reuse)
+        scene = Scene(reuse, LARGE if call == "cudaHostRegister" else SMALL)
         with sim.policy("lazy"):
             scene.check()
-            torch.cuda.synchronize()
-            _C.trim(0)  # so that memory is pinned again
+            scene.start_cold()
             errors: list[DeviceError] = []
-            _held = [scene.buffer.fetch() for _ in range(3)] if "Create" in call else []
             with sim.fault(call, nth=nth, code=UNKNOWN) as fault:
                 for _ in range(3):
                     try:
@@ -132,8 +152,8 @@ def test_a_failing_call_is_named_and_nothing_is_lost(action, call, reuse):
 
 @pytest.mark.parametrize("reuse", ["snapshot", "wait"])
 def test_an_allocation_that_fails_is_out_of_memory_where_nothing_else_helps(reuse):
-    scene = Scene(reuse)
-    _C.trim(0)
+    scene = Scene(reuse, LARGE)
+    scene.start_cold()
     with sim.fault("cudaHostRegister", code=OUT_OF_MEMORY) as fault:
         with pytest.raises(staging.OutOfMemory) as caught:
             scene.fill()
@@ -160,25 +180,28 @@ def test_a_failure_while_capturing_is_named_and_the_next_capture_works(call):
     out = torch.zeros(64, dtype=torch.int32, device="cuda")
     stream = torch.cuda.Stream()
 
-    def capture() -> torch.cuda.CUDAGraph:
+    def capture(copy: Callable[[], object]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
             graph.capture_begin()
             try:
-                buffer.copy_to_gpu()
+                copy()
                 out.copy_(buffer.gpu)
             finally:
                 graph.capture_end()
         return graph
 
+    def failing_copy() -> None:
+        with sim.fault(call, code=UNKNOWN) as fault:
+            with pytest.raises(DeviceError) as caught:
+                buffer.copy_to_gpu()
+        assert fault.happened
+        assert caught.value.call == call
+        assert last_error() == 0
+
     torch.cuda.synchronize()
-    with sim.fault(call, code=UNKNOWN) as fault:
-        with pytest.raises(DeviceError) as caught:
-            capture()
-    assert fault.happened
-    assert caught.value.call == call
-    assert last_error() == 0
-    graph = capture()
+    capture(failing_copy)
+    graph = capture(buffer.copy_to_gpu)
     buffer.np[:] = 5
     buffer.refill()
     graph.replay()

@@ -38,6 +38,20 @@ TEST(EventPoolTest, DestroysItsEventsWithItself) {
   EXPECT_EQ(runtime.live_events(), 0u);
 }
 
+TEST(EventPoolTest, TrimDestroysWhatIsIdle) {
+  testing::ScriptedRuntime runtime(1);
+  EventPool pool(runtime, 0);
+  const Event lent = pool.acquire();
+  pool.acquire();
+  EXPECT_EQ(pool.trim(), 1u);
+  EXPECT_EQ(runtime.live_events(), 1u);
+  EXPECT_EQ(pool.created(), 1u);
+  EXPECT_EQ(pool.idle(), 0u);
+  EXPECT_EQ(pool.trim(), 0u);
+  pool.acquire();
+  EXPECT_EQ(pool.created(), 2u);
+}
+
 TEST(EventPoolTest, LeaksRatherThanCallsAfterTheContextIsLost) {
   testing::ScriptedRuntime runtime(1);
   {

@@ -222,10 +222,12 @@ void ScriptedRuntime::enter(const char* method) {
     }
     const Failure failure = *it;
     if (--it->count == 0) failures.erase(it);
-    if (failure.sticky) context_lost_ = true;
+    if (failure.sticky) {
+      lose_context(DeviceError(method, failure.code, name_of(failure.code), "scripted", true));
+    }
     raise(method, failure.code, failure.sticky);
   }
-  if (context_lost_) raise(method, kErrorIllegalAddress, /*sticky=*/true);
+  if (context_lost()) raise(method, kErrorIllegalAddress, /*sticky=*/true);
 }
 
 void ScriptedRuntime::expect_current(const char* method, int device) {
@@ -267,7 +269,7 @@ bool ScriptedRuntime::step_locked(Stream& stream) {
   const Operation operation = std::move(head);
   stream.queue.pop_front();
   // After an error that destroyed the context nothing runs; events do not complete.
-  if (!context_lost_) {
+  if (!context_lost()) {
     if (operation.run) operation.run();
     if (operation.records != nullptr) operation.records->complete = true;
   }
@@ -347,11 +349,6 @@ ScriptedRuntime::Operation ScriptedRuntime::copy_operation(void* dst, const void
 }
 
 // -- the seam ------------------------------------------------------------------------------
-
-bool ScriptedRuntime::context_lost() const noexcept {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return context_lost_;
-}
 
 int ScriptedRuntime::device_count() {
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -96,7 +96,6 @@ class ScriptedRuntime final : public Runtime {
 
   // -- the seam --------------------------------------------------------------------------
   Backend backend() const noexcept override { return Backend::kCuda; }
-  bool context_lost() const noexcept override;
 
   int device_count() override;
   int current_device() override;
@@ -214,7 +213,6 @@ class ScriptedRuntime final : public Runtime {
   bool eager_ = false;
   bool waits_block_ = false;
   std::size_t progress_after_ = 0;
-  bool context_lost_ = false;
   std::map<std::thread::id, int> current_device_;
   std::map<int, int> numa_node_;
   std::map<StreamKey, Stream> streams_;

@@ -105,6 +105,7 @@ TEST_F(ScriptedRuntimeTest, AStickyFailureIsReportedByEveryLaterCall) {
   EXPECT_THROW(runtime_.query_event(0, event), DeviceError);
   EXPECT_TRUE(runtime_.context_lost());
   EXPECT_THROW(runtime_.create_stream(0), DeviceError);
+  EXPECT_THROW(runtime_.check_context(), DeviceError);
 }
 
 TEST_F(ScriptedRuntimeTest, FreeingMemoryInFlightIsNoted) {

@@ -67,7 +67,7 @@ class Execute : public ::testing::Test {
 };
 
 TEST_F(Execute, ABatchIsOneCall) {
-  execute(runtime_, stream_, CopyKind::kHostToDevice, plan_with(CopyMethod::kBatch), &enqueued_);
+  execute(context_, stream_, CopyKind::kHostToDevice, plan_with(CopyMethod::kBatch), &enqueued_);
   EXPECT_EQ(runtime_.calls("copy_batch_async"), 1U);
   EXPECT_EQ(runtime_.calls("copy_async"), 0U);
   EXPECT_EQ(enqueued_, 1U);
@@ -75,14 +75,14 @@ TEST_F(Execute, ABatchIsOneCall) {
 }
 
 TEST_F(Execute, AKernelIsOneCall) {
-  execute(runtime_, stream_, CopyKind::kHostToDevice, plan_with(CopyMethod::kKernel), &enqueued_);
+  execute(context_, stream_, CopyKind::kHostToDevice, plan_with(CopyMethod::kKernel), &enqueued_);
   EXPECT_EQ(runtime_.calls("launch"), 1U);
   EXPECT_EQ(enqueued_, 1U);
   expect_copied();
 }
 
 TEST_F(Execute, PlainCopiesAreOneCallEach) {
-  execute(runtime_, stream_, CopyKind::kHostToDevice, plan_with(CopyMethod::kCopy), &enqueued_);
+  execute(context_, stream_, CopyKind::kHostToDevice, plan_with(CopyMethod::kCopy), &enqueued_);
   EXPECT_EQ(runtime_.calls("copy_async"), items_.size());
   EXPECT_EQ(enqueued_, items_.size());
   expect_copied();
@@ -91,7 +91,7 @@ TEST_F(Execute, PlainCopiesAreOneCallEach) {
 TEST_F(Execute, WhereTheRuntimeHasNoBatchesItCopiesOneByOne) {
   const CopyPlan plan = plan_with(CopyMethod::kBatch);
   stream_.handle = nullptr;  // the legacy stream
-  execute(runtime_, stream_, CopyKind::kHostToDevice, plan, &enqueued_);
+  execute(context_, stream_, CopyKind::kHostToDevice, plan, &enqueued_);
   EXPECT_EQ(runtime_.calls("copy_async"), items_.size());
   expect_copied();
 }
@@ -129,18 +129,18 @@ TEST_F(Execute, BetweenDeviceMemoryNobodyIsAsked) {
 TEST_F(Execute, AFailureSaysHowManyOperationsAreInFlight) {
   runtime_.fail("copy_async", testing::kErrorInvalidValue, 1);
   EXPECT_THROW(
-      execute(runtime_, stream_, CopyKind::kHostToDevice, plan_with(CopyMethod::kCopy), &enqueued_),
+      execute(context_, stream_, CopyKind::kHostToDevice, plan_with(CopyMethod::kCopy), &enqueued_),
       DeviceError);
   EXPECT_EQ(enqueued_, 0U);
   runtime_.fail("copy_async", testing::kErrorInvalidValue, 4);
   EXPECT_THROW(
-      execute(runtime_, stream_, CopyKind::kHostToDevice, plan_with(CopyMethod::kCopy), &enqueued_),
+      execute(context_, stream_, CopyKind::kHostToDevice, plan_with(CopyMethod::kCopy), &enqueued_),
       DeviceError);
   EXPECT_EQ(enqueued_, 3U);
 }
 
 TEST_F(Execute, AnEmptyPlanMakesNoCall) {
-  execute(runtime_, stream_, CopyKind::kHostToDevice, CopyPlan(), &enqueued_);
+  execute(context_, stream_, CopyKind::kHostToDevice, CopyPlan(), &enqueued_);
   EXPECT_EQ(runtime_.calls(), 0U);
 }
 
