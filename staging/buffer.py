@@ -129,7 +129,7 @@ class CpuGpuBuffer(_C.Buffer):
         *,
         pin: bool,
         with_numpy: bool,
-        ml_dtype: np.dtype[Any] | None,
+        ml_dtype: Any,  # a NumPy dtype; None where NumPy has one of its own
         reuse: Reuse,
         name: str,
         group: _C.Group | None = None,
@@ -146,7 +146,7 @@ class CpuGpuBuffer(_C.Buffer):
         self.gpu = gpu
         self._numpy_dtype = None
         if with_numpy:
-            self.np = cpu.numpy() if ml_dtype is None else _view(cpu, ml_dtype)
+            self.np = numpy_view(cpu, ml_dtype)
             self._numpy_dtype = self.np.dtype
         self._set_guard(cls, guarded_class(cls, ("cpu", "np") if with_numpy else ("cpu",)))
 
@@ -419,7 +419,11 @@ def _no_bytes() -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
-def _view(cpu: torch.Tensor, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def numpy_view(cpu: torch.Tensor, dtype: np.dtype[Any] | None) -> npt.NDArray[Any]:
+    """Return a view of a host tensor, of the dtype that `ml_dtype_of` has returned for it."""
+    if dtype is None:
+        native: npt.NDArray[Any] = cpu.numpy()
+        return native
     flat = cpu.view(-1).view(torch.uint8) if cpu.numel() else _no_bytes()
     array: npt.NDArray[Any] = flat.numpy().view(dtype).reshape(tuple(cpu.shape))
     return array

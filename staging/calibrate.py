@@ -75,17 +75,15 @@ def measure(
     else:
         other = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
     to, from_ = (other, on_device) if direction == "device_to_host" else (on_device, other)
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     points = []
     with torch.cuda.stream(stream):
         for count, size in cells:
-            for times in (
-                _C.time_copies(direction, method, to, from_, count, size, 3),  # warm up
-                _C.time_copies(direction, method, to, from_, count, size, repetitions),
-            ):
-                if times is None:
-                    return None
+            _C.repeat_copies(direction, method, to, from_, count, size, 3)  # warm up
+            times = _C.time_copies(direction, method, to, from_, count, size, repetitions)
+            if times is None:
+                return None
             median = statistics.median(total for _, total in times)
             points.append(Point(count, size, median))
     stream.synchronize()

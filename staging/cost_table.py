@@ -138,7 +138,7 @@ def use_stored(device: int) -> None:
 def use_all_stored() -> None:
     """Do the same for every device, as soon as CUDA is initialised."""
     global _looked_everywhere  # noqa: PLW0603
-    if _looked_everywhere or not torch.cuda.is_initialized():
+    if _looked_everywhere or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
     for device in range(torch.cuda.device_count()):
         use_stored(device)

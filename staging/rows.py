@@ -244,6 +244,7 @@ def _format_of(dtype: np.dtype[Any] | None) -> str:
     if dtype is None:
         return ""
     try:
-        return memoryview(np.empty(0, dtype)).format
+        empty: Any = np.empty(0, dtype)
+        return memoryview(empty).format
     except (ValueError, BufferError):  # of ml_dtypes, for instance
         return ""

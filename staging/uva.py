@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from staging.buffer import ml_dtype_of, shape_of
+from staging.buffer import ml_dtype_of, numpy_view, shape_of
 from staging.extension import _C, torch
 
 if TYPE_CHECKING:
@@ -148,12 +148,7 @@ class UvaBuffer:
             self._uva = [uva_view(cpu, device) for cpu in self._cpu]
         self._np: list[npt.NDArray[Any]] | None = None
         if with_numpy:
-            self._np = [
-                cpu.numpy()
-                if ml_dtype is None
-                else cpu.view(torch.uint8).numpy().view(ml_dtype).reshape(shape)
-                for cpu in self._cpu
-            ]
+            self._np = [numpy_view(cpu, ml_dtype) for cpu in self._cpu]
         self._device: int = self._uva[0].device.index
         self._current = 0
         # Of each slot: what the kernels that may read it have to pass, since it was replaced.
