@@ -19,6 +19,10 @@ from staging.extension import _C
 # From here on several threads pay for BLAKE3.
 _THREADED_NBYTES = 1 << 20
 
+# Up to here XXH3 is computed without a hash object, which takes a tenth less time. Not
+# beyond: some versions of xxhash hold the GIL meanwhile.
+_AT_ONCE_NBYTES = 1 << 20
+
 
 class Hasher(Protocol):
     """What every algorithm's object can do: ``hashlib``'s interface."""
@@ -73,6 +77,15 @@ def _xxh3_128() -> Callable[[int], Hasher]:
         ) from error
     xxh3_128: Callable[[], Hasher] = module.xxh3_128
     return lambda nbytes: xxh3_128()
+
+
+@functools.cache
+def _xxh3_128_at_once() -> Callable[[bytes | memoryview], bytes]:
+    _xxh3_128()  # says what to install
+    at_once: Callable[[bytes | memoryview], bytes] = importlib.import_module(
+        "xxhash"
+    ).xxh3_128_digest
+    return at_once
 
 
 _ALGORITHMS: dict[str, Callable[[], Callable[[int], Hasher]]] = {
@@ -135,6 +148,8 @@ def digest_bytes(algorithm: str, data: bytes | memoryview) -> bytes:
     ValueError, ImportError
         As :func:`new_hasher`.
     """
+    if algorithm == "xxh3_128" and len(data) <= _AT_ONCE_NBYTES:
+        return _xxh3_128_at_once()(data)
     hasher = new_hasher(algorithm, len(data))
     hasher.update(data)
     return hasher.digest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from staging.copy import copy_slice
 from staging.extension import _C, torch
 
 
@@ -30,11 +31,17 @@ def tensor_data(tensor: torch.Tensor, *, writable: bool = False) -> memoryview:
         names the layout.
     ValueError
         ``writable`` was asked for a tensor that would have to be copied.
+    RuntimeError
+        The current stream of a device tensor captures a CUDA graph.
+    DeviceError
+        A call of the CUDA runtime failed. Nothing is left behind.
 
     Notes
     -----
-    Waits for nothing where the tensor is on the host. A tensor on a device is brought to the
-    host on its current stream, and the call returns when the bytes are there.
+    Waits for nothing where the tensor is on the host. A tensor on a device comes through
+    three pinned blocks of a megabyte, on its current stream, and the call returns when the
+    bytes are there: it waits for what that stream held, and for no other. A strided one is
+    gathered on the device first. The GIL is released meanwhile.
     """
     view = _C.contiguous_data(tensor, writable)
     if view is None:
@@ -50,28 +57,116 @@ def _copied_data(tensor: torch.Tensor, writable: bool) -> memoryview:
             "writable=True needs a contiguous host tensor, whose own memory can be viewed; got "
             f"shape {tuple(tensor.shape)} with strides {tuple(tensor.stride())} on {tensor.device}"
         )
+    if tensor.is_cuda:
+        return _C.copied_data(dense_on_device(tensor))
     with torch.no_grad():
-        host = _dense(tensor.detach().resolve_conj().resolve_neg()).to("cpu")
-    view = _C.contiguous_data(host, False)
-    assert view is not None
-    return view
+        host = tensor.detach()
+        if host.device.type != "cpu":
+            host = resolved(host).contiguous().to("cpu")
+    return _C.copied_data(readable_on_host(host))
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    try:
-        return tensor.contiguous()
-    except (RuntimeError, NotImplementedError):
-        # Some dtypes (the bit types among them) have no copy; their bytes do.
-        return _as_bytes(tensor).contiguous()
+def readable_on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a host tensor as the extension reads it: lazy only in its sign bits.
+
+    Parameters
+    ----------
+    tensor
+        A host tensor with a flat image of bytes.
+
+    Returns
+    -------
+    torch.Tensor
+        The tensor, or one of the same values.
+
+    Raises
+    ------
+    TypeError
+        A lazy view of a dtype that PyTorch cannot resolve.
+    """
+    if (tensor.is_neg() or tensor.is_conj()) and tensor.dtype not in _SIGNED_BY_ONE_BIT:
+        return resolved(tensor)
+    return tensor
 
 
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.as_strided(
-        torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()),
-        (*tensor.shape, tensor.element_size()),
-        (*(stride * tensor.element_size() for stride in tensor.stride()), 1),
-        tensor.storage_offset() * tensor.element_size(),
-    )
+_SIGNED_BY_ONE_BIT = frozenset(
+    {
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex32,
+        torch.complex64,
+        torch.complex128,
+    }
+)
+
+
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose memory holds its values: no lazy conjugate or negative view.
+
+    Parameters
+    ----------
+    tensor
+        Any dense tensor.
+
+    Returns
+    -------
+    torch.Tensor
+        The tensor itself, without its history, where it is no such view.
+
+    Raises
+    ------
+    TypeError
+        PyTorch cannot resolve a view of this dtype.
+    """
+    with torch.no_grad():
+        try:
+            return tensor.detach().resolve_conj().resolve_neg()
+        except (RuntimeError, NotImplementedError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise TypeError(
+                f"a lazy view of {tensor.dtype} on {tensor.device} has no bytes yet, and PyTorch "
+                f"cannot compute them: {error}"
+            ) from error
+
+
+def dense_on_device(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a CUDA tensor's values in logical order, gathered on the device if need be.
+
+    Parameters
+    ----------
+    tensor
+        A CUDA tensor with a flat image of bytes.
+
+    Returns
+    -------
+    torch.Tensor
+        Contiguous; the tensor itself where it is that already.
+
+    Raises
+    ------
+    TypeError
+        Its storage is smaller than its shape needs, or it is a lazy view that PyTorch cannot
+        resolve.
+
+    Notes
+    -----
+    Enqueued on the current stream; waits for nothing.
+    """
+    _C.check_memory(tensor)
+    tensor = resolved(tensor)
+    if tensor.is_contiguous():
+        return tensor
+    with torch.no_grad():
+        dense = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        try:
+            # PyTorch has no copy of some dtypes; this one copies bytes.
+            copy_slice(tensor, dense, len(tensor))
+        except ValueError:  # more dimensions that do not lie together than it takes
+            dense = tensor.contiguous()
+        return dense
 
 
 def check_flat(tensor: torch.Tensor) -> None:

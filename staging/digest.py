@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from staging.algorithms import digest_bytes, new_hasher
-from staging.copy import copy_slice
-from staging.data import check_flat, tensor_data
+from staging.data import (
+    check_flat,
+    dense_on_device,
+    readable_on_host,
+    resolved,
+    tensor_data,
+)
 from staging.extension import _C, torch
 from staging.framing import MAGIC, Content, Piece, dtype_name, frame, tensor_header
 
@@ -76,9 +82,14 @@ def tensor_digest(
             content = digest_bytes(algorithm, view)
             if not framed:
                 return content
-            header = tensor_header(dtype_name(tensor.dtype), tensor.shape)
-            return digest_bytes(algorithm, MAGIC + header + content)
+            return digest_bytes(algorithm, _beginning(tensor.dtype, tensor.shape) + content)
     return tensor_digests([tensor], algorithm, framed, stream=stream)[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def _beginning(dtype: torch.dtype, shape: torch.Size) -> bytes:
+    """Return what a framed tensor begins with, up to the digest of its bytes."""
+    return MAGIC + tensor_header(dtype_name(dtype), shape)
 
 
 def tensor_hexdigest(
@@ -405,11 +416,10 @@ def _on_device(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor as the device's kernel can read it."""
     check_flat(tensor)
     _C.check_memory(tensor)
-    with torch.no_grad():
-        tensor = tensor.detach().resolve_conj().resolve_neg()
-        # Only tensors of two billion units of access, with three dimensions or more.
-        if not tensor.is_contiguous() and not _C.can_index_on_device(tensor):
-            tensor = tensor.contiguous()
+    tensor = resolved(tensor)
+    # Only tensors of two billion units of access, with three dimensions or more.
+    if not tensor.is_contiguous() and not _C.can_index_on_device(tensor):
+        tensor = dense_on_device(tensor)
     return tensor
 
 
@@ -424,32 +434,15 @@ def _content_digest(
     check_flat(tensor)
     blocks: _C.HostBlocks | _C.DeviceBlocks
     if tensor.is_cuda:
-        blocks = _C.DeviceBlocks(_dense_on_device(tensor), stream, _BLOCK_NBYTES)
+        blocks = _C.DeviceBlocks(dense_on_device(tensor), stream, _BLOCK_NBYTES)
     elif tensor.device.type == "cpu":
-        if tensor.is_neg() and not (tensor.is_floating_point() or tensor.is_complex()):
-            tensor = tensor.resolve_neg()  # more than a sign bit
-        blocks = _C.HostBlocks(tensor, _BLOCK_NBYTES)
+        blocks = _C.HostBlocks(readable_on_host(tensor), _BLOCK_NBYTES)
     else:
         return digest_bytes(algorithm, tensor_data(tensor))
     hasher = new_hasher(algorithm, _BLOCK_NBYTES if tensor.nbytes > _BLOCK_NBYTES else 0)
     while (block := blocks.next()) is not None:
         hasher.update(block)
     return hasher.digest()
-
-
-def _dense_on_device(tensor: torch.Tensor) -> torch.Tensor:
-    _C.check_memory(tensor)
-    with torch.no_grad():
-        tensor = tensor.detach().resolve_conj().resolve_neg()
-        if tensor.is_contiguous():
-            return tensor
-        dense = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-        try:
-            # PyTorch has no copy of some dtypes; this one copies bytes.
-            copy_slice(tensor, dense, len(tensor))
-        except ValueError:  # more dimensions that do not lie together than it takes
-            dense = tensor.contiguous()
-        return dense
 
 
 def _array_bytes(array: np.ndarray[Any, Any]) -> memoryview | bytes:

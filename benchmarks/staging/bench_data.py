@@ -1,6 +1,9 @@
 """tensor_data beside the plain expression.
 
 python -m pytest benchmarks/staging/bench_data.py
+
+Of device tensors it takes a CUDA device, real or simulated. Over the simulated one the copy
+from the device is a memcpy on the calling thread: a figure of the host's work, not a device's.
 """
 
 from __future__ import annotations
@@ -27,12 +30,36 @@ def bench_contiguous_host_tensor(show, nbytes):
     )
 
 
-def bench_transposed_host_tensor(show):
-    tensor = torch.zeros(512, 512, dtype=torch.float32).t()
+@pytest.mark.parametrize("nbytes", [1 << 20, 64 << 20])
+def bench_transposed_host_tensor(show, nbytes):
+    tensor = torch.zeros(nbytes // 4 // 512, 512, dtype=torch.float32).t()
     show(
         compare(
-            "tensor_data of a transposed 1 MiB host tensor (host times)",
+            f"tensor_data of {nbytes >> 20} transposed MiB on the host (host times)",
             {"plain": lambda: plain_data(tensor), "staging": lambda: tensor_data(tensor)},
-            calls=20,
+            calls=max(1, (20 << 20) // nbytes),
+            rounds=9,
+        )
+    )
+
+
+on_device = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device, real or simulated"
+)
+
+
+@on_device
+@pytest.mark.parametrize("nbytes", [64, 64 << 10, 1 << 20, 64 << 20])
+def bench_device_tensor(show, where, nbytes):
+    tensor = torch.zeros(nbytes, dtype=torch.uint8).to("cuda")
+    show(
+        compare(
+            f"tensor_data of {nbytes} bytes on the device ({where})",
+            {
+                ".cpu(), then plain": lambda: plain_data(tensor.cpu()),
+                "staging": lambda: tensor_data(tensor),
+            },
+            calls=max(1, min(500, (8 << 20) // nbytes)),
+            settle=torch.cuda.synchronize,
         )
     )

@@ -213,6 +213,8 @@ class Buffer {
       const py::gil_scoped_release no_gil;
       copies_->wait_host();
     }
+    // A copy that was refused because of it left nothing in flight, and old bytes here.
+    copies_->context().runtime().check_context();
     // Here with the GIL, which was not dropped since the check.
     guard_.open();
   }

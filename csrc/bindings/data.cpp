@@ -3,6 +3,8 @@
 #include "bindings/bindings.h"
 #include "bindings/torch_bridge.h"
 #include "support/error.h"
+#include "torch_ops/digest.h"
+#include "torch_ops/tensor_bytes.h"
 
 namespace staging::bindings {
 
@@ -34,15 +36,31 @@ class TensorBytes {
   bool writable_;
 };
 
-// The view of a host tensor whose bytes lie in logical order already; None where they do
-// not, or where the tensor has no bytes of that kind: the caller deals with those.
+py::object view_of(py::object exporter) {
+  PyObject* view = PyMemoryView_FromObject(exporter.ptr());
+  if (view == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(view);
+}
+
+// A view of a copy, which it owns. For what copy_bytes() takes.
+py::object copied_data(py::handle object) {
+  const at::TensorBase tensor = unpack_tensor(object, "tensor");
+  HostBytes bytes;
+  {
+    const py::gil_scoped_release no_gil;
+    bytes = torch_ops::copy_bytes(tensor);
+  }
+  return view_of(py::cast(std::move(bytes)));
+}
+
+// The view of a tensor whose bytes lie in logical order already: its own memory on the host,
+// a copy of a CUDA tensor's. None where they do not, or where the tensor has no bytes of that
+// kind: the caller deals with those.
 py::object contiguous_data(py::handle object, bool writable) {
   const at::TensorBase& tensor = unpack_tensor(object, "tensor");
-  if (!tensor.is_cpu() || tensor.layout() != c10::kStrided || tensor.is_conj() || tensor.is_neg() ||
-      tensor.unsafeGetTensorImpl()->is_python_dispatch() || !tensor.has_storage() ||
-      tensor._is_zerotensor() || tensor.is_nested() || !tensor.is_contiguous()) {
-    return py::none();
-  }
+  const bool on_device = tensor.is_cuda() && !writable;
+  if (!(tensor.is_cpu() || on_device) || !torch_ops::is_plain(tensor)) return py::none();
+  if (on_device) return copied_data(object);
   const std::size_t begin =
       static_cast<std::size_t>(tensor.storage_offset()) * tensor.element_size();
   if (tensor.nbytes() > 0 && begin + tensor.nbytes() > tensor.storage().nbytes()) {
@@ -51,10 +69,14 @@ py::object contiguous_data(py::handle object, bool writable) {
         " bytes of storage and has ", tensor.storage().nbytes(),
         ": its storage was resized, so it has no image of bytes"));
   }
-  py::object exporter = py::cast(TensorBytes(tensor, writable));
-  PyObject* view = PyMemoryView_FromObject(exporter.ptr());
-  if (view == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(view);
+  return view_of(py::cast(TensorBytes(tensor, writable)));
+}
+
+// The buffer protocol wants an address, even of zero bytes.
+py::buffer_info info_of(const HostBytes& bytes) {
+  static std::uint8_t nothing;
+  return {bytes.data() == nullptr ? &nothing : reinterpret_cast<std::uint8_t*>(bytes.data()),
+          static_cast<py::ssize_t>(bytes.nbytes()), /*readonly=*/true};
 }
 
 // Whether Python code stands for the tensor's values, rather than its storage.
@@ -67,8 +89,10 @@ bool is_wrapper(py::handle object) {
 void bind_data(py::module_& m) {
   py::class_<TensorBytes>(m, "TensorBytes", py::buffer_protocol())
       .def_buffer([](const TensorBytes& bytes) { return bytes.info(); });
+  py::class_<HostBytes>(m, "HostBytes", py::buffer_protocol()).def_buffer(&info_of);
   m.def("is_wrapper", &is_wrapper, py::arg("tensor"));
   m.def("contiguous_data", &contiguous_data, py::arg("tensor"), py::arg("writable") = false);
+  m.def("copied_data", &copied_data, py::arg("tensor"));
 }
 
 }  // namespace staging::bindings

@@ -58,7 +58,7 @@ py::list digests(const PendingDigests& pending) {
 // other tensor. Unlike tensor_data's view it leaves the storage resizable.
 py::object borrowed_bytes(py::handle object) {
   const at::TensorBase& tensor = unpack_tensor(object, "tensor");
-  if (!torch_ops::is_plain_on_host(tensor)) return py::none();
+  if (!tensor.is_cpu() || !torch_ops::is_plain(tensor)) return py::none();
   const StridedBytes bytes = torch_ops::TensorMemory(tensor).strided();
   static const char nothing = 0;  // the buffer protocol wants an address, even of zero bytes
   return py::memoryview::from_memory(bytes.data == nullptr ? &nothing : bytes.data,

@@ -22,10 +22,19 @@ BlockDownload::BlockDownload(DeviceContext& context, PinnedPool& pool, StreamRef
         "a tensor cannot be read on a stream that captures a CUDA graph: its bytes are needed "
         "on the host at once; read it before or after the capture");
   }
-  for (Block& block : blocks_) enqueue(block);
+  try {
+    for (Block& block : blocks_) enqueue(block);
+  } catch (...) {
+    release_blocks();  // some copies are in flight, and no destructor follows
+    throw;
+  }
 }
 
 BlockDownload::~BlockDownload() {
+  release_blocks();
+}
+
+void BlockDownload::release_blocks() noexcept {
   for (Block& block : blocks_) {
     if (block.nbytes == 0) continue;
     try {

@@ -41,6 +41,7 @@ class BlockDownload {
   };
 
   void enqueue(Block& block);
+  void release_blocks() noexcept;
 
   DeviceContext& context_;
   PinnedPool& pool_;

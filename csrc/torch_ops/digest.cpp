@@ -19,14 +19,6 @@ StreamRef stream_of(const at::TensorBase& tensor, std::optional<StreamRef> strea
   return stream ? *stream : current_stream(tensor.device().index());
 }
 
-SignFlips sign_flips(const at::TensorBase& tensor) {
-  if (!tensor.is_conj() && !tensor.is_neg()) return {};
-  const std::int64_t element_nbytes = static_cast<std::int64_t>(tensor.element_size());
-  const bool complex = c10::isComplexType(tensor.scalar_type());
-  return {complex ? element_nbytes / 2 : element_nbytes, tensor.is_neg(),
-          tensor.is_neg() != tensor.is_conj()};
-}
-
 BlockDownload start_download(const at::TensorBase& tensor, std::optional<StreamRef> stream,
                              std::size_t block_nbytes) {
   const TensorMemory bytes(tensor);
@@ -70,11 +62,18 @@ TensorMemory::TensorMemory(const at::TensorBase& tensor)
   }
 }
 
-bool is_plain_on_host(const at::TensorBase& tensor) {
-  return tensor.is_cpu() && tensor.layout() == c10::kStrided && !tensor.is_conj() &&
-         !tensor.is_neg() && !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
-         tensor.has_storage() && !tensor._is_zerotensor() && !tensor.is_nested() &&
-         tensor.is_contiguous();
+bool is_plain(const at::TensorBase& tensor) {
+  return tensor.layout() == c10::kStrided && !tensor.is_conj() && !tensor.is_neg() &&
+         !tensor.unsafeGetTensorImpl()->is_python_dispatch() && tensor.has_storage() &&
+         !tensor._is_zerotensor() && !tensor.is_nested() && tensor.is_contiguous();
+}
+
+SignFlips sign_flips(const at::TensorBase& tensor) {
+  if (!tensor.is_conj() && !tensor.is_neg()) return {};
+  const std::int64_t element_nbytes = static_cast<std::int64_t>(tensor.element_size());
+  const bool complex = c10::isComplexType(tensor.scalar_type());
+  return {complex ? element_nbytes / 2 : element_nbytes, tensor.is_neg(),
+          tensor.is_neg() != tensor.is_conj()};
 }
 
 bool can_index(const at::TensorBase& tensor) {

@@ -35,8 +35,12 @@ class TensorMemory {
   std::vector<std::int64_t> strides_nbytes_;
 };
 
-// A dense host tensor, not a lazy view, whose bytes lie in logical order.
-bool is_plain_on_host(const at::TensorBase& tensor);
+// Whether the tensor is dense, no lazy view, and its bytes lie in logical order.
+bool is_plain(const at::TensorBase& tensor);
+
+// The signs that a lazy conjugate or negative view of floating-point or complex numbers has
+// not flipped in memory.
+SignFlips sign_flips(const at::TensorBase& tensor);
 
 // Whether the device can hash the tensor where it is; else it needs a contiguous copy.
 bool can_index(const at::TensorBase& tensor);

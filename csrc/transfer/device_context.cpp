@@ -95,6 +95,7 @@ bool DeviceContext::addresses_pinned(const void* pinned) {
 
 std::size_t DeviceContext::trim() {
   Runtime::check_not_forked();
+  reap();
   for (const auto& ring : rings()) ring->trim();
   events_.trim();
   return pool_.trim();

@@ -51,8 +51,9 @@ class DeviceContext {
   std::shared_ptr<UploadRing> ring(StreamRef stream);
   // The same for a stream of the process's lifetime.
   UploadRing& ring(StreamHandle stream) { return *ring(StreamRef{device(), stream}); }
-  // Returns what no copy in flight uses to the pool, and unpins what the pool then does not
-  // use; the bytes unpinned. Idle events are destroyed.
+  // Releases what was kept for copies and graphs that are over, returns what no copy in flight
+  // uses to the pool, and unpins what the pool then does not use; the bytes unpinned. Idle events
+  // are destroyed.
   std::size_t trim();
   // Whether kernels of this device may use pinned memory by the address that the host has for
   // it. A property of the device; asked once, about `pinned`.

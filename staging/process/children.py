@@ -219,18 +219,20 @@ class _Launch(multiprocessing.popen_spawn_posix.Popen):
         assert tracker_fd is not None
         self._fds.append(tracker_fd)
         payload = self._pickle(process_obj)
-        child_end, own_end = os.pipe()
+        read_end, own_end = os.pipe()
+        # A file, whose close() may be repeated: an interrupt may come right after it.
+        child_end = io.FileIO(read_end)
         fds_to_close = [own_end]
         self.finalizer = util.Finalize(self, _close_all, (fds_to_close,))
         try:
-            command = spawn.get_command_line(tracker_fd=tracker_fd, pipe_handle=child_end)
+            command = spawn.get_command_line(tracker_fd=tracker_fd, pipe_handle=read_end)
             with self._guard.expecting(self._mark):
                 try:
                     with _sigterm_blocked(process_obj._sigterm_blocked):
                         launcher = subprocess.Popen(
                             command,
                             start_new_session=True,
-                            pass_fds=sorted({*self._fds, child_end}),
+                            pass_fds=sorted({*self._fds, read_end}),
                             env=descendants.marked_environment(
                                 os.environ, [self._guard.mark, self._mark]
                             ),
@@ -242,15 +244,13 @@ class _Launch(multiprocessing.popen_spawn_posix.Popen):
                     stat = descendants.read_stat(self.pid)
                     self._start = stat.start if stat is not None else 0
                     self._guard.add_child(self._mark, self.pid, self.pidfd)
-                    os.close(child_end)
-                    child_end = -1
+                    child_end.close()
                     _hand_over(own_end, payload, self.pidfd)
                 except BaseException:
                     self.discard()
                     raise
         finally:
-            if child_end >= 0:
-                os.close(child_end)
+            child_end.close()
 
     def _pickle(self, process_obj: ChildProcess) -> memoryview:
         buffer = io.BytesIO()

@@ -240,33 +240,46 @@ def kill_family(
     list of ProcessStat
         Those that were sent SIGKILL.
     """
-    killed: dict[_Key, ProcessStat] = {}
-    handles: list[int] = []
+    stopped: dict[_Key, ProcessStat] = {}
+    killed: dict[_Key, int] = {}
     try:
-        # A process may fork between the listing and its end; what it forked inherits
-        # group, session and mark and is in the next listing. After SIGKILL it forks
-        # no more, so this ends. One that forks and ends all the time may be in no
-        # listing at all, but does not get away from a signal to its group.
+        # A process may fork between a listing and its end, and what it forked may be
+        # findable by its parent alone. So all are stopped until nothing new appears,
+        # and then killed. One that forks and ends all the time may be in no listing at
+        # all, but does not get away from a signal to its group.
         unsignalled = set(groups)
-        while True:
-            family, spared = _look_for(marks, groups, roots, since)
+        anything_new = True
+        while anything_new:
+            anything_new = False
+            while True:
+                family, spared = _look_for(marks, groups, roots, since)
+                fresh = [s for s in family if s.key not in stopped and s.pid not in spare]
+                if not fresh:
+                    break
+                anything_new = True
+                for stat in fresh:
+                    stopped[stat.key] = stat  # first: an interrupt may come in between
+                    stop(stat)
             keep = {s.pgid for s in spared} | {s.pgid for s in family if s.pid in spare}
             for group in unsignalled - keep:
                 _kill_group(group)
             unsignalled &= keep
-            fresh = [s for s in family if s.key not in killed and s.pid not in spare]
-            if not fresh:
-                break
-            for stat in fresh:
-                killed[stat.key] = stat
-                handle = kill(stat)
-                if handle is not None:
-                    handles.append(handle)
-        _reap_adopted(handles, timeout)
+            _kill_all(stopped, killed)
+        _reap_adopted(killed.values(), timeout)
     finally:
-        for handle in handles:
+        _kill_all(stopped, killed)  # nothing stays stopped when this is interrupted
+        for handle in killed.values():
             os.close(handle)
-    return list(killed.values())
+    return [stopped[key] for key in killed]
+
+
+def _kill_all(family: Mapping[_Key, ProcessStat], killed: dict[_Key, int]) -> None:
+    """SIGKILL those of the family that were not yet, and keep their pidfds."""
+    for key, stat in family.items():
+        if key not in killed:
+            handle = kill(stat)
+            if handle is not None:
+                killed[key] = handle
 
 
 def _kill_group(group: int) -> None:
@@ -284,6 +297,17 @@ def kill(found: ProcessStat) -> int | None:
         Its pidfd, for the caller to close; None when it has gone, or cannot be
         signalled.
     """
+    return _signal(found, signal.SIGKILL)
+
+
+def stop(found: ProcessStat) -> None:
+    """SIGSTOP the process that was found, so that it forks no more until it is killed."""
+    handle = _signal(found, signal.SIGSTOP)
+    if handle is not None:
+        os.close(handle)
+
+
+def _signal(found: ProcessStat, signum: int) -> int | None:
     try:
         handle = _pidfd.open_pidfd(found.pid)
     except OSError:
@@ -292,7 +316,7 @@ def kill(found: ProcessStat) -> int | None:
         # The number may have been given to another process since it was listed.
         now = read_stat(found.pid)
         if now is not None and now.start == found.start:
-            _pidfd.send_signal(handle, signal.SIGKILL)
+            _pidfd.send_signal(handle, signum)
             return handle
     except PermissionError:
         pass  # it has become another user's

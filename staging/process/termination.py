@@ -270,15 +270,19 @@ class _Target:
             return
         _note_told_to_stop(self._proc)
         self._was_killed = True
-        if self._is_ours:
-            self._proc.kill_descendants()
-        else:
-            self._note_family()
-            self._kill_family()
-        if self._fd >= 0:
-            _pidfd.send_signal(self._fd, signal.SIGKILL)
-        else:
+        if self._fd < 0:
             self._proc.kill()
+            return
+        try:
+            # So that it starts nothing more while its family is looked for.
+            _pidfd.send_signal(self._fd, signal.SIGSTOP)
+            if self._is_ours:
+                self._proc.kill_descendants()
+            else:
+                self._note_family()
+                self._kill_family()
+        finally:
+            _pidfd.send_signal(self._fd, signal.SIGKILL)
 
     def signal_at_once(self, signum: int) -> None:
         if not self._outcome and self._fd >= 0:
@@ -335,6 +339,8 @@ class _Target:
             for stat in self._family.values()
             if (now := descendants.read_stat(stat.pid)) is not None and now.start == stat.start
         ]
+        for stat in living:
+            descendants.stop(stat)
         if living:
             descendants.kill_family(roots=[stat.pid for stat in living])
         for stat in living:

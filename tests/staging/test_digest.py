@@ -307,7 +307,12 @@ def test_an_unknown_algorithm_is_refused_and_the_known_are_listed(name):
 
 
 def fuzzed(rng: random.Random, device: str) -> torch.Tensor:
-    """A tensor over a storage of random size, offset, shape and strides; some do not fit."""
+    """A tensor over a storage of random size, offset, shape and strides; some do not fit.
+
+    On the host some are lazy views.
+    """
+    if device == "cuda":
+        device = f"cuda:{rng.randrange(torch.cuda.device_count())}"
     storage = torch.empty(rng.randrange(5000), dtype=torch.uint8, device=device)
     if device == "cpu" or storage.numel() > 0:
         storage.copy_(to_device(rng.randbytes(storage.numel()), "cpu"))
@@ -315,13 +320,44 @@ def fuzzed(rng: random.Random, device: str) -> torch.Tensor:
     shape = tuple(rng.choice([0, 1, 1, 2, 3, 4, 8]) for _ in range(rng.randrange(6)))
     strides = tuple(rng.choice([0, 1, 1, 2, 3, 7, 40]) for _ in shape)
     tensor = torch.empty(0, dtype=dtype, device=device)
-    return tensor.set_(storage.untyped_storage(), rng.randrange(20), shape, strides)
+    tensor.set_(storage.untyped_storage(), rng.randrange(20), shape, strides)
+    if device == "cpu" and dtype in LAZY_DTYPES:
+        if dtype.is_complex and rng.random() < 0.4:
+            tensor = tensor.conj()
+        if rng.random() < 0.4:
+            tensor = torch._neg_view(tensor)
+    return tensor
+
+
+LAZY_DTYPES = {
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32,
+    torch.complex64, torch.complex128, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.uint8, torch.bool,
+}  # fmt: skip
+
+
+def value_bytes(tensor: torch.Tensor) -> bytes:
+    """The bytes of the values, also of lazy views: what is flipped is flipped by hand."""
+    raw = bytearray(logical_bytes(tensor))
+    if not tensor.is_conj() and not tensor.is_neg():
+        return bytes(raw)
+    size = tensor.element_size()
+    if not tensor.is_floating_point() and not tensor.is_complex():
+        for at in range(0, len(raw), size):
+            negative = -int.from_bytes(raw[at : at + size], "little") % 256**size
+            raw[at : at + size] = negative.to_bytes(size, "little")
+        return bytes(raw)
+    part = size // 2 if tensor.is_complex() else size
+    for index, at in enumerate(range(part - 1, len(raw), part)):
+        if tensor.is_neg() != (tensor.is_conj() and index % 2 == 1):
+            raw[at] ^= 0x80
+    return bytes(raw)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_tensor_crashes_it(device, seed):
     rng = random.Random(seed)
-    hashed = refused = 0
+    hashed = refused = lazy = 0
     reasons = set()
     while hashed + refused < 600:
         try:
@@ -331,19 +367,35 @@ def test_no_tensor_crashes_it(device, seed):
         if rng.random() < 0.1:
             tensor.untyped_storage().resize_(rng.randrange(200))
         algorithm = rng.choice(ALGORITHMS)
+        what = (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), device)
         try:
             digest = tensor_digest(tensor, algorithm, framed=False)
         except TypeError as error:
             refused += 1
-            reasons.add(re.sub(r".*(storage was resized|has no memory).*", r"\1", str(error)))
+            reasons.add(REASON.sub(r"\1", str(error)))
+            with pytest.raises(TypeError):
+                tensor_data(tensor)
+            with pytest.raises(TypeError):
+                tensor_digest(tensor, algorithm)
             continue
         hashed += 1
-        assert digest == STANDARD[algorithm](logical_bytes(tensor)), (
-            tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(),
-        )  # fmt: skip
+        lazy += tensor.is_conj() or tensor.is_neg()
+        expected = value_bytes(tensor)
+        assert digest == STANDARD[algorithm](expected), what
+        assert bytes(tensor_data(tensor)) == expected, what
+        flat = torch.frombuffer(bytearray(expected), dtype=torch.uint8) if expected else None
+        if flat is not None:
+            same = as_dtype(flat, tensor.dtype).view(tensor.shape)
+            assert tensor_digest(tensor, algorithm) == tensor_digest(same, algorithm), what
     assert hashed > 100
     assert refused > 5
-    assert reasons <= {"storage was resized", "has no memory"}
+    assert lazy > 10 or device != "cpu"
+    assert reasons <= {"storage was resized", "has no memory", "a lazy view of torch.bool"}
+
+
+REASON = re.compile(
+    r".*(storage was resized|has no memory|a lazy view of torch\.bool).*", re.DOTALL
+)
 
 
 def test_a_tensor_of_many_dimensions():

@@ -199,6 +199,7 @@ def test_a_failure_while_capturing_is_named_and_the_next_capture_works(call):
         assert caught.value.call == call
         assert last_error() == 0
 
+    buffer.copy_to_gpu(stream=stream)  # PyTorch learns of the stream, and asks nothing later
     torch.cuda.synchronize()
     capture(failing_copy)
     graph = capture(buffer.copy_to_gpu)

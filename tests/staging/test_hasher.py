@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -123,18 +124,21 @@ def test_equal_content_has_equal_keys_on_every_device():
         )
 
 
-def test_equal_content_has_equal_keys_in_every_process():
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_equal_content_has_equal_keys_in_every_process(device):
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from test_hasher import content_key, request_of\n"
-        "print(content_key(request_of('cpu')))"
+        f"print(content_key(request_of({device!r})))"
     )
     keys = set()
+    # A process without anything of this one's but the package; and one with the device.
+    base = {"PATH": ""} if device == "cpu" else dict(os.environ)
     for hash_seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", code],
             capture_output=True, text=True, check=True,
-            env={"PYTHONHASHSEED": hash_seed, "PATH": "", "PYTHONPATH": str(PACKAGE_ROOT)},
+            env={**base, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(PACKAGE_ROOT)},
         )  # fmt: skip
         keys.add(done.stdout.strip())
     assert keys == {content_key(request_of("cpu"))}

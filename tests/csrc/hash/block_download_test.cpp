@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "hash/blake3_vectors.h"
@@ -84,6 +85,23 @@ TEST_F(BlockDownloadTest, AFailedCopyIsReported) {
     (void)download.next();
     runtime_.fail(method);
     EXPECT_THROW(download.next(), DeviceError) << method;
+  }
+}
+
+TEST_F(BlockDownloadTest, ThatCannotBeginKeepsTheBlocksThatAreOnTheirWay) {
+  const std::vector<unsigned char> input = blake3_pattern(5000);
+  for (const char* method : {"copy_async", "record_event"}) {
+    runtime_.progress_after_queries(0);
+    runtime_.fail(method, testing::kErrorInvalidValue, /*nth=*/2);
+    EXPECT_THROW(BlockDownload(context_, pool_, {0, stream_}, input.data(), input.size(), 1000),
+                 DeviceError);
+    // A failed record is made up for by a wait, which ran the first copy as well.
+    EXPECT_EQ(pool_.stats().in_flight_count, method == std::string("copy_async") ? 1U : 0U);
+    runtime_.run_all();
+    const PinnedStats stats = pool_.stats();
+    EXPECT_EQ(stats.in_flight_count, 0U) << method;
+    EXPECT_EQ(stats.count, 0U) << method;
+    EXPECT_EQ(stats.lost_nbytes, 0U) << method;
   }
 }
 

@@ -41,13 +41,19 @@ TEST(DeviceScopeTest, AScopeWithinOneForTheSameDeviceAsksNothing) {
   {
     const DeviceScope scope(runtime, 1);
     runtime.reset_calls();
-    { const DeviceScope inner(runtime, 1); }
+    {
+      const DeviceScope inner(runtime, 1);
+    }
     EXPECT_EQ(runtime.calls(), 0u);
-    { const DeviceScope other(runtime, 0); }
+    {
+      const DeviceScope other(runtime, 0);
+    }
     EXPECT_EQ(runtime.current_device(), 1);
   }
   EXPECT_EQ(runtime.current_device(), 0);
-  { const DeviceScope none(runtime, -1); }
+  {
+    const DeviceScope none(runtime, -1);
+  }
   EXPECT_EQ(runtime.current_device(), 0);
 }
 
@@ -63,15 +69,21 @@ TEST(DeviceScopeTest, AFrameworkRestoresADeviceThatHasNoContext) {
   device_hooks = &hooks;
   takes_care = true;
   told = -1;
-  { const DeviceScope scope(runtime, 1); }
+  {
+    const DeviceScope scope(runtime, 1);
+  }
   EXPECT_EQ(runtime.current_device(), 1);
   EXPECT_EQ(told, 0);
   runtime.set_device(0);
   takes_care = false;
-  { const DeviceScope scope(runtime, 1); }
+  {
+    const DeviceScope scope(runtime, 1);
+  }
   EXPECT_EQ(runtime.current_device(), 0);
   told = -1;
-  { const DeviceScope scope(runtime, 0); }
+  {
+    const DeviceScope scope(runtime, 0);
+  }
   EXPECT_EQ(told, -1);  // nothing was switched
   device_hooks = nullptr;
 }

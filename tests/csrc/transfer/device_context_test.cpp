@@ -56,6 +56,18 @@ TEST_F(DeviceContextTest, AGraphHoldsItsOwnersAndReleasesThemAtTheNextReap) {
   EXPECT_TRUE(watch.expired());
 }
 
+TEST_F(DeviceContextTest, TrimLeavesNoIdleMemoryAndNoIdleEvent) {
+  auto block = std::make_shared<PinnedBlock>(context_.pool().allocate(std::size_t{1} << 20));
+  context_.retain(std::move(block), pending_copy());
+  EXPECT_EQ(context_.trim(), 0u);
+  EXPECT_EQ(runtime_.live_events(), 1u);
+  runtime_.run_all();
+  EXPECT_EQ(context_.trim(), std::size_t{1} << 20);
+  EXPECT_EQ(runtime_.pinned_nbytes(), 0u);
+  context_.trim();  // the copy's event came back with the block
+  EXPECT_EQ(runtime_.live_events(), 0u);
+}
+
 TEST_F(DeviceContextTest, NothingIsReleasedOnceTheContextIsLost) {
   auto owner = std::make_shared<int>(1);
   const std::weak_ptr<int> watch = owner;

@@ -17,7 +17,7 @@ from multiprocessing import connection
 import process_targets
 import pytest
 
-from staging.process import descendants
+from staging.process import children, descendants
 from staging.process.children import (
     ChildProcess,
     starts_with_sigterm_blocked,
@@ -253,6 +253,44 @@ def test_an_interrupted_start_leaves_nothing(household):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
     assert interrupted > 5, f"seed {seed}"
+
+
+def test_an_interrupt_at_any_line_of_the_launch_arrives_and_leaves_nothing(household):
+    """What is raised is the interrupt, not an error of cleaning up after it."""
+    launch = children._Launch._launch.__code__
+
+    def start(interrupted_line: int) -> int:
+        """Interrupt before the line of that number, of those that run; count them."""
+        lines = 0
+
+        def trace_lines(frame, event, arg):
+            nonlocal lines
+            if event == "line":
+                lines += 1
+                if lines == interrupted_line:
+                    raise Interruption
+            return trace_lines
+
+        def trace_calls(frame, event, arg):
+            return trace_lines if frame.f_code is launch else None
+
+        process = ChildProcess(target=process_targets.sleep_on)
+        sys.settrace(trace_calls)
+        try:
+            process.start()
+        finally:
+            sys.settrace(None)
+        process.kill()
+        process.join()
+        return lines
+
+    total = start(0)
+    assert total > 15
+    for line in range(1, total):
+        with pytest.raises(Interruption):
+            start(line)
+        left = [stat for stat in household.members() if stat.sid != os.getsid(0)]
+        assert not left, f"line {line}: {left}"
 
 
 def test_sigterm_waits_for_a_target_that_drains(household, tmp_path):

@@ -100,6 +100,53 @@ def test_killing_a_family_leaves_none_of_it(tree):
         wait_for(lambda pid=pid: is_gone(pid))
 
 
+def test_a_child_that_forks_while_it_is_looked_for_leaves_nothing(household, monkeypatch):
+    """What it forks between a listing and its end has no mark, and soon no parent."""
+    script = (
+        "import os, time\n"
+        "while True:\n"
+        "  if os.fork() == 0: os.setsid(); time.sleep(1000)\n"
+        "  time.sleep(0.002)\n"
+    )
+    root = subprocess.Popen(["sleep", "1000"])
+    process = subprocess.Popen([sys.executable, "-S", "-c", script], env={})
+    stat = descendants.read_stat(process.pid)
+    wait_for(lambda: len(found(roots=[process.pid])) > 3)
+    real = descendants._look_for
+
+    def slow(*args):
+        listing = real(*args)
+        time.sleep(0.02)
+        return listing
+
+    monkeypatch.setattr(descendants, "_look_for", slow)
+    killed = descendants.kill_family(roots=[os.getpid()], spare=[root.pid], timeout=5)
+    monkeypatch.undo()
+    assert stat.key in {other.key for other in killed}
+    left = {other.pid for other in household.members() if not other.is_dead}
+    assert left == {root.pid}
+    root.kill()
+    root.wait()
+    process.wait()
+
+
+def test_an_interrupted_kill_leaves_nothing_stopped(household, monkeypatch):
+    process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    calls = []
+    real = descendants._look_for
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(descendants, "_look_for", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        descendants.kill_family(groups=[process.pid])
+    assert process.wait(20) == -signal.SIGKILL
+
+
 def test_a_family_that_forks_all_the_time_is_killed_too(household, tmp_path):
     mark = descendants.new_mark()
     script = "import os\nwhile True:\n  pid = os.fork()\n  if pid: os._exit(0)\n"
