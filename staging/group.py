@@ -46,7 +46,8 @@ class GroupStats:
 class GroupBuffer(CpuGpuBuffer):
     """A member of a group: a ``CpuGpuBuffer`` whose arrays lie in the group's arenas.
 
-    Made by `StagingGroup`. Its own copies come in order with the group's.
+    Made by `StagingGroup`. Its own copies come in order with the group's. Its policy is
+    "snapshot": a call takes the bytes of all members that it names into one pinned slot.
     """
 
     __slots__ = ()
@@ -153,8 +154,9 @@ class StagingGroup(_C.Group):
         self.nbytes = layout[-1].end if layout else 0
         # Ordinary mutable tensors, even where the constructor runs inside inference mode.
         with torch.inference_mode(False), torch.no_grad():
-            cpu = torch.zeros(self.nbytes, dtype=torch.uint8, device="cpu", pin_memory=pin)
+            # The device first: pinned memory then belongs to its context.
             gpu = torch.zeros(self.nbytes, dtype=torch.uint8, device=place)
+            cpu = torch.zeros(self.nbytes, dtype=torch.uint8, device="cpu", pin_memory=pin)
             super().__init__(cpu, gpu, pin, keep_tails, name)
             self._members: dict[str, GroupBuffer] = {}
             for slot in layout:
