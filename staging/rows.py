@@ -48,8 +48,9 @@ class StagedRows(_C.Rows):
     Notes
     -----
     Writes have the effect of being applied in the order in which they were staged, also where
-    they overlap. Applications come in the order of the calls, on whatever streams they are.
-    Other readers of ``gpu`` are the caller's to order, as with any tensor.
+    they overlap. Applications come in the order of the calls, on whatever streams they are, and
+    what follows one on its stream sees all of them, also where nothing was staged. Other
+    readers of ``gpu`` are the caller's to order, as with any tensor.
 
     A table may be used from several threads at once; whose write comes first is then theirs
     to decide.

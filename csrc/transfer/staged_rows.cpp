@@ -267,9 +267,9 @@ void apply_rows(std::span<StagedRows* const> tables, StreamRef stream) {
         "copy would read host memory that is used again. Apply them before the capture");
   }
   const RowApplication application(sorted);
+  for (CopyOrder::Turn& turn : turns) turn.wait_on(stream);
   if (application.empty()) return;
   const std::shared_ptr<UploadRing> ring = context.ring(stream);
-  for (CopyOrder::Turn& turn : turns) turn.wait_on(stream);
   UploadReport report;
   Event event;
   try {

@@ -12,7 +12,8 @@
 //   * A write that is out of bounds is refused before anything is staged.
 //   * A write is forgotten only once it was enqueued: what could not be applied stays staged.
 //   * Applications of one table reach the device in the order of the calls, on whatever
-//     streams.
+//     streams; what follows one on its stream comes after all before it, also where nothing
+//     was staged.
 #pragma once
 
 #include <cstddef>

@@ -59,6 +59,46 @@ class PlainBuffer:
         return self.cpu[:n].copy_(self.gpu[:n], non_blocking=True)
 
 
+class PlainGroup(StagingGroup):
+    """The same of many; a graph reads the host arrays at each replay."""
+
+    def __init__(self, device: str, members, *, pin_memory: bool) -> None:
+        super().__init__(device, members)
+
+    def refill(self, prefixes) -> None:
+        pass
+
+    def copy_to_gpu(self, prefixes, *, stream=None) -> None:
+        for key, n in prefixes.items():
+            member = self[key] if isinstance(key, str) else key
+            member.gpu[:n].copy_(member.cpu[:n], non_blocking=True)
+
+
+class PlainRows:
+    """A table whose host side is kept whole, and copied whole."""
+
+    def __init__(self, rows: int, cols: int, dtype: torch.dtype, device: str) -> None:
+        self.cpu = torch.zeros(rows, cols, dtype=dtype, pin_memory=True)
+        self.gpu = torch.zeros(rows, cols, dtype=dtype, device=device)
+
+    def stage(self, row: int, start: int, values) -> None:
+        self.cpu[row, start : start + len(values)] = torch.as_tensor(values)
+
+    @staticmethod
+    def apply_all(tables: list[PlainRows]) -> None:
+        for table in tables:
+            table.gpu.copy_(table.cpu, non_blocking=True)
+
+
+PLAIN = {
+    "buffers": lambda: Driver(PlainBuffer, ()),
+    "groups": lambda: Driver(CpuGpuBuffer, POLICIES, make_group=PlainGroup),
+    "rows": lambda: Driver(
+        CpuGpuBuffer, POLICIES, make_rows=PlainRows, apply_rows=PlainRows.apply_all
+    ),
+}
+
+
 def settle() -> None:
     torch.cuda.synchronize()
     gc.collect()
@@ -132,9 +172,10 @@ def run(make: Callable[[], Driver], schedule: str, seed: int, operations: int) -
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_same_driver_finds_the_plain_buffers_race(schedule, seed):
+@pytest.mark.parametrize("plain", PLAIN)
+def test_the_same_driver_finds_the_race_of_the_plain_pattern(plain, schedule, seed):
     with pytest.raises(AssertionError):
-        run(lambda: Driver(PlainBuffer, ()), schedule, seed, 2000)
+        run(PLAIN[plain], schedule, seed, 2000)
 
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES, "threads"])

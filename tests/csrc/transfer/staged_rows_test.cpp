@@ -173,6 +173,17 @@ TEST_F(StagedRowsTest, ApplicationsOnTwoStreamsKeepTheirOrder) {
   EXPECT_EQ(at(0, 0), 2);
 }
 
+TEST_F(StagedRowsTest, AnEmptyApplicationComesAfterTheEarlierOnesToo) {
+  stage(table_, 0, 0, {1});
+  apply(a_);
+  runtime_.reset_calls();
+  apply(b_);
+  EXPECT_EQ(runtime_.calls("stream_wait_event"), 1U);
+  EXPECT_EQ(runtime_.calls("record_event"), 0U);
+  apply(a_);
+  EXPECT_EQ(runtime_.calls("stream_wait_event"), 1U);
+}
+
 TEST_F(StagedRowsTest, LaterWritesDoNotReachAnEarlierApplication) {
   stage(table_, 0, 0, {1});
   apply(a_);
