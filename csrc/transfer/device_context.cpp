@@ -97,8 +97,9 @@ std::size_t DeviceContext::trim() {
   Runtime::check_not_forked();
   reap();
   for (const auto& ring : rings()) ring->trim();
-  events_.trim();
-  return pool_.trim();
+  const std::size_t nbytes = pool_.trim();
+  events_.trim();  // after the blocks that were gated by some
+  return nbytes;
 }
 
 UploadRingStats DeviceContext::ring_stats() const {

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -886,6 +887,8 @@ def test_a_buffer_dropped_before_the_replay_keeps_its_memory():
 @pytest.mark.sim
 @pytest.mark.cuda
 def test_a_graph_that_is_gone_gives_its_memory_back():
+    gc.collect()
+    staging.pinned_trim()  # what earlier graphs held
     in_use = staging.pinned_stats().in_use
     buffer = make(1024)
     out = torch.zeros(1024, dtype=torch.int32, device="cuda")
@@ -898,8 +901,11 @@ def test_a_graph_that_is_gone_gives_its_memory_back():
     del graph
     gc.collect()
     sim.run_all()
-    staging.extension._C.reap(0)
-    assert staging.pinned_stats().in_use == in_use
+    deadline = time.monotonic() + 20  # the driver tells when it gets round to it
+    while staging.pinned_stats().in_use > in_use and time.monotonic() < deadline:
+        staging.pinned_trim()
+        time.sleep(0.001)
+    assert staging.pinned_stats().in_use <= in_use  # fewer, where older graphs' came late
 
 
 @pytest.mark.cuda

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,27 +100,32 @@ PLAIN = {
 }
 
 
-def settle() -> None:
+def settle(in_use: int = 0) -> int:
+    """Let everything end that can; the pinned bytes that are still in use.
+
+    The driver tells that a graph is gone when it gets round to it, so this waits a while for
+    there to be no more than ``in_use``.
+    """
     torch.cuda.synchronize()
     gc.collect()
     sim.run_all()
-    _C.reap(0)
-    _C.trim(0)
-
-
-def pinned_in_use() -> int:
-    settle()  # what earlier tests left is not what this one leaves
-    return staging.pinned_stats().in_use
+    deadline = time.monotonic() + (20 if in_use else 0.2)
+    while True:
+        _C.trim(0)
+        left = staging.pinned_stats().in_use
+        if left <= in_use or time.monotonic() > deadline:
+            return left
+        time.sleep(0.001)
 
 
 def check_nothing_is_left(in_use: int) -> None:
-    settle()
+    assert settle(max(in_use, 1)) <= in_use  # fewer, where something older ended meanwhile
     assert _C.reap(0) == 0
     stats = staging.upload_stats()
     assert (stats.in_flight_slots, stats.in_flight_nbytes) == (0, 0)
-    assert stats.events == stats.idle_events
+    assert (stats.events, stats.idle_events) == (0, 0)
     pinned = staging.pinned_stats()
-    assert (pinned.in_use, pinned.in_flight, pinned.lost) == (in_use, 0, 0)
+    assert (pinned.in_flight, pinned.lost) == (0, 0)
     assert sim.reports() == []
 
 
@@ -127,7 +133,7 @@ def check_nothing_is_left(in_use: int) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_no_byte_is_wrong_and_nothing_is_left(schedule, seed, request):
     operations = request.config.getoption("--ops")
-    in_use = pinned_in_use()
+    in_use = settle()
     sim.clear_reports()
 
     class Machine(RuleBasedStateMachine):
@@ -180,7 +186,7 @@ def test_the_same_driver_finds_the_race_of_the_plain_pattern(plain, schedule, se
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES, "threads"])
 def test_long_runs_of_one_set_of_buffers(schedule, seed, request):
-    in_use = pinned_in_use()
+    in_use = settle()
     sim.clear_reports()
     run(make_driver, schedule, seed, request.config.getoption("--ops"))
     check_nothing_is_left(in_use)

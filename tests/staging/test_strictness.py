@@ -75,17 +75,17 @@ def test_the_environment_switches_it_on(value, on):
 
 
 SLOW = {
-    "pageable source": (lambda: (torch.zeros(4, 4), torch.zeros(4, 4, device="cuda")), "from_ten"),
+    "pageable source": (lambda: (torch.ones(4, 4), torch.zeros(4, 4, device="cuda")), "from_ten"),
     "pageable destination": (
-        lambda: (torch.zeros(4, 4, device="cuda"), torch.zeros(4, 4)),
+        lambda: (torch.ones(4, 4, device="cuda"), torch.zeros(4, 4)),
         "to_tensor",
     ),
     "gap on the way down": (
-        lambda: (torch.zeros(4, 8).pin_memory()[:, :4], torch.zeros(4, 4, device="cuda")),
+        lambda: (torch.ones(4, 8).pin_memory()[:, :4], torch.zeros(4, 4, device="cuda")),
         "from_tensor and to_tensor",
     ),
     "gap on the way up": (
-        lambda: (torch.zeros(4, 8, device="cuda")[:, :4], torch.zeros(4, 4).pin_memory()),
+        lambda: (torch.ones(4, 8, device="cuda")[:, :4], torch.zeros(4, 4).pin_memory()),
         "to_tensor and from_tensor",
     ),
 }
@@ -96,10 +96,9 @@ SLOW = {
 def test_slow_copies_raise_before_anything_is_done_or_warn(case):
     make, argument = SLOW[case]
     from_tensor, to_tensor = make()
-    from_tensor.fill_(1)
     with strict(True), pytest.raises(StrictError, match=f"^{argument}"):
         copy_slice(from_tensor, to_tensor, 3)
-    assert not to_tensor.any()
+    assert not to_tensor.cpu().any()
     with pytest.warns(SlowPathWarning, match=f"^{argument}"):
         copy_slice(from_tensor, to_tensor, 3)
     torch.cuda.synchronize()
@@ -114,7 +113,7 @@ def test_quick_copies_say_nothing():
     with strict(True):
         copy_slice(pinned, gpu, 3)
         copy_slice(gpu, pinned, 3)
-        copy_slice(gpu[:, :2], gpu[:, 2:], 3)
+        copy_slice(gpu[:2], gpu[2:], 2)
         copy_slice(torch.zeros(4, 4), gpu, 3, snapshot=True)
         buffer.copy_to_gpu()
         buffer.copy_to_cpu()
