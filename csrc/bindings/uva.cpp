@@ -31,7 +31,6 @@ class StreamPoint {
     event_ = context.events().acquire();
     event_.record(on);
   }
-  bool passed() const { return event_.query(); }
   // Blocks until the stream has passed it.
   void wait() const {
     const py::gil_scoped_release no_gil;
@@ -61,7 +60,6 @@ void bind_uva(py::module_& m) {
       py::arg("device"));
   py::class_<StreamPoint>(m, "StreamPoint")
       .def(py::init<int, py::handle>(), py::arg("device"), py::arg("stream"))
-      .def("passed", &StreamPoint::passed)
       .def("wait", &StreamPoint::wait);
 }
 

@@ -83,7 +83,6 @@ class GroupCopies {
   void download(StreamRef stream, std::span<const Part> parts);
 
   CopyOrder& order() noexcept { return order_; }
-  DeviceContext& context() const noexcept { return context_; }
   GroupCounts counts() const noexcept;
 
  private:

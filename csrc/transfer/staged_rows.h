@@ -44,9 +44,6 @@ class StagedRows {
 
   std::size_t pending() const;         // writes
   std::size_t pending_nbytes() const;  // their bytes
-  std::int64_t rows() const noexcept { return rows_; }
-  std::int64_t cols() const noexcept { return cols_; }
-  DeviceContext* context() const noexcept { return context_; }
 
  private:
   friend void apply_rows(std::span<StagedRows* const> tables, StreamRef stream);
