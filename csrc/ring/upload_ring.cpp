@@ -118,7 +118,7 @@ void UploadRing::abandon(const Slot& slot) {
 
 std::size_t UploadRing::trim() {
   Lock lock(mutex_);
-  while (reclaim(lock)) {
+  while (reclaim(lock)) {  // a fill that a later copy overtook is not settled with that one
   }
   const std::size_t before = capacity();
   std::erase_if(segments_, [](const auto& segment) { return segment->entries.empty(); });

@@ -121,6 +121,17 @@ TEST_F(UploadRingTest, TrimGivesBackAllThatIsIdle) {
   copy(1000);  // and it goes on
 }
 
+TEST_F(UploadRingTest, TrimFindsAFillThatALaterCopyOvertook) {
+  const Slot fill = ring_.reserve_block(1000);
+  copy(1000);  // reserved later, committed sooner
+  Event event = events_.acquire();
+  event.record(stream_);
+  ring_.commit(fill, event);
+  runtime_.run_all();
+  ring_.trim();
+  EXPECT_EQ(ring_.stats().in_flight_slots, 0u);
+}
+
 TEST_F(UploadRingTest, AFailedAllocationClaimsNothing) {
   for (const std::size_t nbytes : {std::size_t{1000}, 2 * UploadRing::kMaxSlotNbytes}) {
     runtime_.fail("register_pinned", testing::kErrorMemoryAllocation, 1, 100);
