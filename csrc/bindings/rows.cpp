@@ -28,7 +28,7 @@ class Rows {
         format_(format),
         name_(std::move(name)),
         staged_(context_of(gpu_), gpu_.mutable_data_ptr(), gpu_.size(0), gpu_.size(1),
-                gpu_.itemsize()) {
+                gpu_.itemsize(), std::make_shared<c10::Storage>(gpu_.storage())) {
     if (gpu_.is_cuda()) known_stream_ = torch_ops::current_stream(gpu_.device().index());
   }
   Rows(const Rows&) = delete;  // one order of writes

@@ -12,6 +12,7 @@
 #include "runtime/device_scope.h"
 #include "support/error.h"
 #include "transfer/address_ranges.h"
+#include "transfer/buffer_copies.h"
 #include "transfer/execute.h"
 #include "transfer/upload.h"
 
@@ -170,13 +171,18 @@ class RowApplication {
 };
 
 StagedRows::StagedRows(DeviceContext* context, void* table, std::int64_t rows, std::int64_t cols,
-                       std::size_t element_nbytes) noexcept
+                       std::size_t element_nbytes, std::shared_ptr<void> owner) noexcept
     : context_(context),
       table_(static_cast<std::byte*>(table)),
       rows_(rows),
       cols_(cols),
       element_nbytes_(element_nbytes),
+      owner_(std::move(owner)),
       order_(context != nullptr ? std::make_unique<CopyOrder>(context->runtime()) : nullptr) {}
+
+StagedRows::~StagedRows() {
+  if (order_ != nullptr) keep_until_unused(*context_, *order_, nullptr, owner_);
+}
 
 void StagedRows::stage(std::int64_t row, std::int64_t start, const void* values,
                        std::int64_t count) {

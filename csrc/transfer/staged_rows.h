@@ -2,7 +2,8 @@
 //
 // Purpose: a block table of megabytes, of which a step changes a few cells. The cells' bytes
 //   are kept here until apply_rows(), which packs those of several tables into one slot.
-// Owner: the table's memory belongs to the caller, who keeps it alive.
+// Owner: shares the table's memory with the caller, and hands it over to the context when it is
+//   destroyed while an application still writes it.
 // Thread-safety: stage() and apply_rows() may be called from several threads at once; which
 //   write comes first is then theirs to decide.
 //
@@ -31,10 +32,12 @@ namespace staging {
 class StagedRows {
  public:
   // `table` is rows * cols elements, row after row. Without a context it is host memory.
+  // `owner` keeps it alive.
   StagedRows(DeviceContext* context, void* table, std::int64_t rows, std::int64_t cols,
-             std::size_t element_nbytes) noexcept;
+             std::size_t element_nbytes, std::shared_ptr<void> owner = {}) noexcept;
   StagedRows(const StagedRows&) = delete;  // one order of writes
   StagedRows& operator=(const StagedRows&) = delete;
+  ~StagedRows();
 
   // Takes the bytes of `count` elements for table[row, start : start + count]. Throws
   // InvalidArgument that names the index which is out of bounds.
@@ -63,6 +66,7 @@ class StagedRows {
   const std::int64_t rows_;
   const std::int64_t cols_;
   const std::size_t element_nbytes_;
+  const std::shared_ptr<void> owner_;
   std::unique_ptr<CopyOrder> order_;  // null on the host
 
   mutable std::mutex mutex_;

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import array
+import gc
 import random
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from external_streams import external_stream  # noqa: E402
 
 from staging import StagedRows, apply_rows, sim  # noqa: E402
 
@@ -259,3 +262,17 @@ def test_under_capture_it_is_refused_and_stays_staged():
         with pytest.raises(RuntimeError, match="CUDA graph"):
             table.apply()
     assert table.pending == 1
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_memory_of_a_table_that_is_gone_is_not_used_again_before_its_copies_are_done():
+    with sim.policy("lazy"), external_stream() as stream:
+        table = StagedRows(16, 256, torch.int32, "cuda")
+        stream.wait_stream(torch.cuda.current_stream())
+        address = table.gpu.data_ptr()
+        table.stage(3, 0, [1, 2, 3])
+        table.apply(stream=stream)
+        del table
+        gc.collect()
+        assert torch.zeros(16, 256, dtype=torch.int32, device="cuda").data_ptr() != address

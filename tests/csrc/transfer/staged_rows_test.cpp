@@ -4,9 +4,11 @@
 
 #include <array>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/error.h"
@@ -54,6 +56,21 @@ class StagedRowsTest : public ::testing::Test {
   StagedRows table_{&context_, device_, kRows, kCols, sizeof(Element)};
   StagedRows other_{&context_, other_device_, kRows, kCols, sizeof(Element)};
 };
+
+TEST_F(StagedRowsTest, MemoryOfATableThatIsGoneIsKeptUntilItsApplicationsAreDone) {
+  auto owner = std::make_shared<int>();
+  const std::weak_ptr<int> memory = owner;
+  {
+    StagedRows table(&context_, device_, kRows, kCols, sizeof(Element), std::move(owner));
+    stage(table, 0, 0, {1, 2});
+    StagedRows* tables[] = {&table};
+    apply_rows(tables, {0, a_});
+  }
+  EXPECT_FALSE(memory.expired());
+  runtime_.run_all();
+  context_.reap();
+  EXPECT_TRUE(memory.expired());
+}
 
 TEST_F(StagedRowsTest, ManyWritesAreOneLaunchAndOneEvent) {
   stage(table_, 0, 0, {1});
