@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import math
 import os
 from collections.abc import Callable
 from typing import Protocol
@@ -19,8 +20,8 @@ from staging.extension import _C
 # From here on several threads pay for BLAKE3.
 _THREADED_NBYTES = 1 << 20
 
-# Up to here XXH3 is computed without a hash object, which takes a tenth less time. Not
-# beyond: some versions of xxhash hold the GIL meanwhile.
+# XXH3 is computed without a hash object, which takes a tenth less time, up to here where an
+# old version of xxhash may hold the GIL meanwhile.
 _AT_ONCE_NBYTES = 1 << 20
 
 
@@ -80,12 +81,13 @@ def _xxh3_128() -> Callable[[int], Hasher]:
 
 
 @functools.cache
-def _xxh3_128_at_once() -> Callable[[bytes | memoryview], bytes]:
+def _xxh3_128_at_once() -> tuple[Callable[[bytes | memoryview], bytes], float]:
+    """Return the function, and how many bytes it may be given."""
     _xxh3_128()  # says what to install
-    at_once: Callable[[bytes | memoryview], bytes] = importlib.import_module(
-        "xxhash"
-    ).xxh3_128_digest
-    return at_once
+    module = importlib.import_module("xxhash")
+    releases_gil = int(module.VERSION.split(".")[0]) >= 4
+    at_once: Callable[[bytes | memoryview], bytes] = module.xxh3_128_digest
+    return at_once, math.inf if releases_gil else _AT_ONCE_NBYTES
 
 
 _ALGORITHMS: dict[str, Callable[[], Callable[[int], Hasher]]] = {
@@ -148,8 +150,10 @@ def digest_bytes(algorithm: str, data: bytes | memoryview) -> bytes:
     ValueError, ImportError
         As :func:`new_hasher`.
     """
-    if algorithm == "xxh3_128" and len(data) <= _AT_ONCE_NBYTES:
-        return _xxh3_128_at_once()(data)
+    if algorithm == "xxh3_128":
+        at_once, limit_nbytes = _xxh3_128_at_once()
+        if len(data) <= limit_nbytes:
+            return at_once(data)
     hasher = new_hasher(algorithm, len(data))
     hasher.update(data)
     return hasher.digest()

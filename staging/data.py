@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from staging.copy import copy_slice
 from staging.extension import _C, torch
 
@@ -118,13 +120,19 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
     Raises
     ------
     TypeError
-        PyTorch cannot resolve a view of this dtype.
+        Its storage is smaller than its shape needs, or PyTorch cannot resolve a view of this
+        dtype.
     """
     with torch.no_grad():
+        tensor = tensor.detach()
+        if not tensor.is_conj() and not tensor.is_neg():
+            return tensor
+        _C.check_memory(tensor)  # PyTorch would read beyond its end
         try:
-            return tensor.detach().resolve_conj().resolve_neg()
-        except (RuntimeError, NotImplementedError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
+            return tensor.resolve_conj().resolve_neg()
+        except RuntimeError as error:
+            # What PyTorch says of a dtype; anything else is no matter of the type.
+            if not re.search("not (implemented|supported)", str(error)):
                 raise
             raise TypeError(
                 f"a lazy view of {tensor.dtype} on {tensor.device} has no bytes yet, and PyTorch "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -17,6 +16,7 @@ from staging.data import (
     tensor_data,
 )
 from staging.extension import _C, torch
+from staging.fetch import until_done
 from staging.framing import MAGIC, Content, Piece, dtype_name, frame, tensor_header
 
 if TYPE_CHECKING:
@@ -233,7 +233,13 @@ def digests_async(
 class DigestHandle(Generic[_T]):
     """A digest, or several, that may still be computed on a device.
 
-    ``await handle`` waits without blocking the event loop.
+    It can be asked, waited for, and awaited in asyncio. Dropping it is safe at any time.
+
+    Notes
+    -----
+    ``await`` polls nothing and takes no thread: the device makes a file descriptor of the event
+    loop readable (see :class:`~staging.fetch.Fetch`). Cancelling the awaiting task leaves the
+    digest as it is.
     """
 
     def __init__(self, pending: Sequence[_C.PendingDigests], result: Callable[[], _T]) -> None:
@@ -265,18 +271,9 @@ class DigestHandle(Generic[_T]):
             False where the time passed first.
         """
         if timeout is None:
-            for pending in self._pending:
-                pending.wait()
-            return True
+            return all(pending.wait() for pending in self._pending)
         deadline = time.monotonic() + timeout
-        pause = 20e-6
-        while not self.done():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, 1e-3)
-        return True
+        return all(pending.wait(deadline - time.monotonic()) for pending in self._pending)
 
     def result(self, timeout: float | None = None) -> _T:
         """Wait for the result and return it.
@@ -305,9 +302,9 @@ class DigestHandle(Generic[_T]):
         return self._result[0]
 
     def __await__(self) -> Generator[Any, None, _T]:
-        if not self.done():
-            loop = asyncio.get_running_loop()
-            yield from loop.run_in_executor(None, self.wait).__await__()
+        """Wait in asyncio, then return what :meth:`result` returns."""
+        for pending in self._pending:
+            yield from until_done(pending)
         return self.result()
 
     def map(self, function: Callable[[_T], Any]) -> DigestHandle[Any]:

@@ -100,14 +100,30 @@ class Fetch:
 
     def __await__(self) -> Generator[Any, None, torch.Tensor]:
         """Wait in asyncio, then return what ``result()`` returns."""
-        if not self._handle.done():
-            yield from _completions().watch(self._handle).__await__()
+        yield from until_done(self._handle)
         return self.result()
 
     def __repr__(self) -> str:
         """Shape and dtype, without asking the device."""
         tensor = self._handle.tensor()
         return f"Fetch({tuple(tensor.shape)}, dtype={tensor.dtype})"
+
+
+def until_done(handle: _C.FetchHandle | _C.PendingDigests) -> Generator[Any, None, None]:
+    """Wait in asyncio until something that a device does is done, without polling.
+
+    Parameters
+    ----------
+    handle
+        What is waited for. Cancelling the wait leaves it as it is.
+
+    Raises
+    ------
+    DeviceError
+        The device failed.
+    """
+    if not handle.done():
+        yield from _completions().watch(handle).__await__()
 
 
 class _Completions:

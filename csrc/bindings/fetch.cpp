@@ -15,10 +15,8 @@ namespace staging::bindings {
 
 namespace py = pybind11;
 
-namespace {
-
-bool wait(const FetchHandle& handle, std::optional<double> timeout) {
-  if (handle.fetch.done()) return true;
+bool wait_for(const Fetch& fetch, std::optional<double> timeout) {
+  if (fetch.done()) return true;
   PollClock::time_point deadline = PollClock::time_point::max();
   if (timeout) {
     STAGING_EXPECTS(!std::isnan(*timeout), "timeout must be a number of seconds, got nan");
@@ -30,10 +28,13 @@ bool wait(const FetchHandle& handle, std::optional<double> timeout) {
     }
   }
   const py::gil_scoped_release no_gil;
-  return handle.fetch.wait_until(deadline);
+  return fetch.wait_until(deadline);
 }
 
-}  // namespace
+void notify(const Fetch& fetch, std::shared_ptr<CompletionQueue> queue, std::uint64_t token) {
+  const py::gil_scoped_release no_gil;
+  fetch.notify(std::move(queue), token);
+}
 
 void bind_fetch(py::module_& m) {
   py::class_<CompletionQueue, std::shared_ptr<CompletionQueue>>(m, "CompletionQueue")
@@ -42,13 +43,15 @@ void bind_fetch(py::module_& m) {
       .def("drain", &CompletionQueue::drain);
   py::class_<FetchHandle>(m, "FetchHandle")
       .def("done", [](const FetchHandle& handle) { return handle.fetch.done(); })
-      .def("wait", &wait, py::arg("timeout"))
+      .def(
+          "wait",
+          [](const FetchHandle& handle, std::optional<double> timeout) {
+            return wait_for(handle.fetch, timeout);
+          },
+          py::arg("timeout"))
       .def("tensor", [](const FetchHandle& handle) { return wrap_tensor(handle.tensor); })
       .def("notify", [](const FetchHandle& handle, std::shared_ptr<CompletionQueue> queue,
-                        std::uint64_t token) {
-        const py::gil_scoped_release no_gil;
-        handle.fetch.notify(std::move(queue), token);
-      });
+                        std::uint64_t token) { notify(handle.fetch, std::move(queue), token); });
 }
 
 }  // namespace staging::bindings

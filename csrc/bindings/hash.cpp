@@ -1,8 +1,13 @@
 #include <c10/util/Exception.h>
+#include <pybind11/stl.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "bindings/bindings.h"
+#include "bindings/fetch.h"
 #include "bindings/torch_bridge.h"
 #include "hash/blake3.h"
 #include "torch_ops/digest.h"
@@ -87,8 +92,15 @@ void bind_hash(py::module_& m) {
       .def("copy", [](const Blake3& hasher) { return hasher; });
   py::class_<PendingDigests>(m, "PendingDigests")
       .def(py::init(&start_digests), py::arg("tensors"), py::arg("stream") = py::none())
-      .def("done", &PendingDigests::done, py::call_guard<py::gil_scoped_release>())
-      .def("wait", &PendingDigests::wait, py::call_guard<py::gil_scoped_release>())
+      .def("done", [](const PendingDigests& pending) { return pending.fetch().done(); })
+      .def(
+          "wait",
+          [](const PendingDigests& pending, std::optional<double> timeout) {
+            return wait_for(pending.fetch(), timeout);
+          },
+          py::arg("timeout") = py::none())
+      .def("notify", [](const PendingDigests& pending, std::shared_ptr<CompletionQueue> queue,
+                        std::uint64_t token) { notify(pending.fetch(), std::move(queue), token); })
       .def("digests", &digests);
   py::class_<torch_ops::HostBlocks>(m, "HostBlocks")
       .def(py::init([](py::handle tensor, std::size_t block_nbytes) {

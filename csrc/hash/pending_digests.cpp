@@ -1,5 +1,7 @@
 #include "hash/pending_digests.h"
 
+#include <utility>
+
 #include "runtime/device_scope.h"
 #include "support/error.h"
 #include "transfer/pinned_copy.h"
@@ -23,12 +25,12 @@ PendingDigests::PendingDigests(DeviceContext& context, PinnedPool& pool, StreamR
   const DeviceScope scope(runtime, stream.device);
   result_ = pool.allocate(nbytes, stream.device);
   // Before the launches: if no event is to be had, nothing has been enqueued.
-  event_ = context.events().acquire();
+  Event event = context.events().acquire();
   std::byte* const digests = static_cast<std::byte*>(scratch);
   plan.enqueue(runtime, stream.device, stream.handle, digests + nbytes, digests);
   copy_pinned_async(pool, stream, result_.data(), digests, nbytes, CopyKind::kDeviceToHost);
   try {
-    event_.record(stream.handle);
+    event.record(stream);
   } catch (...) {
     // Nobody knows when the copy ends: wait for it, or never reuse the block.
     try {
@@ -38,7 +40,8 @@ PendingDigests::PendingDigests(DeviceContext& context, PinnedPool& pool, StreamR
     }
     throw;
   }
-  result_.add_gate(event_);
+  result_.add_gate(event);
+  fetch_ = Fetch(context, std::move(event));
 }
 
 std::span<const Blake3Digest> PendingDigests::digests() const noexcept {

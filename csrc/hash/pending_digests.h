@@ -4,7 +4,7 @@
 //   and knows when they are there.
 // Owner: the digests' pinned block, which is not reused before the copy into it is done,
 //   however early this is dropped. The tensors' memory stays the caller's concern.
-// Thread-safety: done() and wait() from any thread.
+// Thread-safety: fetch() from any thread.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 #include "hash/blake3.h"
 #include "hash/device_blake3.h"
 #include "memory/pinned_pool.h"
-#include "stream/event.h"
 #include "transfer/device_context.h"
+#include "transfer/fetch.h"
 
 namespace staging {
 
@@ -28,18 +28,15 @@ class PendingDigests {
   PendingDigests(DeviceContext& context, PinnedPool& pool, StreamRef stream,
                  const DeviceBlake3& plan, std::size_t count, void* scratch);
 
-  bool done() const { return event_.query(); }
-  // Blocks the calling thread until the digests are there, or throws Interrupted. Call
-  // without the GIL.
-  void wait() const { event_.synchronize(); }
+  // How their arrival is learnt.
+  const Fetch& fetch() const noexcept { return fetch_; }
   // Once done.
   std::span<const Blake3Digest> digests() const noexcept;
-  const Event& event() const noexcept { return event_; }
 
  private:
   std::size_t count_;
   PinnedBlock result_;
-  Event event_;
+  Fetch fetch_;
 };
 
 }  // namespace staging

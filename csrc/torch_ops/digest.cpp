@@ -19,17 +19,27 @@ StreamRef stream_of(const at::TensorBase& tensor, std::optional<StreamRef> strea
   return stream ? *stream : current_stream(tensor.device().index());
 }
 
-BlockDownload start_download(const at::TensorBase& tensor, std::optional<StreamRef> stream,
+// Behind an error: some of the work may have been enqueued. A stream that captures had none, and
+// waiting for it would end the capture.
+void give_up(MemoryUse& use, Runtime& runtime, StreamRef stream) {
+  if (runtime.capture_status(stream.device, stream.handle) == CaptureStatus::kNone) use.failed();
+}
+
+BlockDownload start_download(const at::TensorBase& tensor, MemoryUse& use, StreamRef stream,
                              std::size_t block_nbytes) {
   const TensorMemory bytes(tensor);
   if (!tensor.is_contiguous()) {
     throw TypeMismatch("a tensor that is read in blocks from the device must be contiguous");
   }
-  const StreamRef on = stream_of(tensor, stream);
-  keep_device_memory(tensor, on);
-  DeviceContext& context = DeviceContext::of(on.device);
-  return BlockDownload(context, PinnedPool::get(context.runtime()), on, bytes.strided().data,
-                       tensor.nbytes(), block_nbytes);
+  DeviceContext& context = DeviceContext::of(stream.device);
+  use.device(tensor);
+  try {
+    return BlockDownload(context, PinnedPool::get(context.runtime()), stream, bytes.strided().data,
+                         tensor.nbytes(), block_nbytes);
+  } catch (...) {
+    give_up(use, context.runtime(), stream);
+    throw;
+  }
 }
 
 }  // namespace
@@ -95,11 +105,19 @@ PendingDigests start_digests(std::span<const at::TensorBase> tensors,
   for (const TensorMemory& tensor : bytes) strided.push_back(tensor.strided());
   const DeviceBlake3 plan(strided);
   const StreamRef on = stream_of(tensors[0], stream);
-  for (const at::TensorBase& tensor : tensors) keep_device_memory(tensor, on);
-  const DeviceScratch scratch(on, PendingDigests::scratch_nbytes(plan, tensors.size()));
   DeviceContext& context = DeviceContext::of(on.device);
-  return PendingDigests(context, PinnedPool::get(context.runtime()), on, plan, tensors.size(),
-                        scratch.data());
+  MemoryUse use(context, on, /*capturing=*/false);
+  for (const at::TensorBase& tensor : tensors) use.device(tensor);
+  const DeviceScratch scratch(on, PendingDigests::scratch_nbytes(plan, tensors.size()));
+  try {
+    PendingDigests digests(context, PinnedPool::get(context.runtime()), on, plan, tensors.size(),
+                           scratch.data());
+    use.enqueued();
+    return digests;
+  } catch (...) {
+    give_up(use, context.runtime(), on);
+    throw;
+  }
 }
 
 HostBlocks::HostBlocks(at::TensorBase tensor, std::size_t block_nbytes)
@@ -114,6 +132,16 @@ std::span<const std::byte> HostBlocks::next() {
 
 DeviceBlocks::DeviceBlocks(at::TensorBase tensor, std::optional<StreamRef> stream,
                            std::size_t block_nbytes)
-    : tensor_(std::move(tensor)), download_(start_download(tensor_, stream, block_nbytes)) {}
+    : tensor_(std::move(tensor)),
+      stream_(stream_of(tensor_, stream)),
+      use_(DeviceContext::of(stream_.device), stream_, /*capturing=*/false),
+      download_(start_download(tensor_, use_, stream_, block_nbytes)) {}
+
+DeviceBlocks::~DeviceBlocks() {
+  try {
+    use_.enqueued();
+  } catch (...) {  // it has kept the memory for ever
+  }
+}
 
 }  // namespace staging::torch_ops

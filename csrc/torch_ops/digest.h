@@ -15,6 +15,7 @@
 #include "hash/block_download.h"
 #include "hash/pending_digests.h"
 #include "hash/strided_reader.h"
+#include "torch_ops/tensor_access.h"
 
 namespace staging::torch_ops {
 
@@ -68,10 +69,15 @@ class HostBlocks {
 class DeviceBlocks {
  public:
   DeviceBlocks(at::TensorBase tensor, std::optional<StreamRef> stream, std::size_t block_nbytes);
+  DeviceBlocks(const DeviceBlocks&) = delete;  // copies are in flight out of the tensor
+  DeviceBlocks& operator=(const DeviceBlocks&) = delete;
+  ~DeviceBlocks();
   std::span<const std::byte> next() { return download_.next(); }
 
  private:
-  at::TensorBase tensor_;
+  const at::TensorBase tensor_;
+  const StreamRef stream_;
+  MemoryUse use_;
   BlockDownload download_;
 };
 

@@ -13,6 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from external_streams import external_stream  # noqa: E402
+
 import staging  # noqa: E402
 from staging import CpuGpuBuffer, sim  # noqa: E402
 
@@ -1292,22 +1294,12 @@ def test_counts_its_waits_and_what_is_in_flight():
 @pytest.mark.cuda
 def test_a_stream_that_took_over_a_handle_is_another_stream():
     """A destroyed stream's handle may come back; its copies may still be in flight."""
-    import ctypes
-
-    runtime = ctypes.CDLL(None)
-
-    def new_stream() -> torch.cuda.ExternalStream:
-        handle = ctypes.c_void_p()
-        assert runtime.cudaStreamCreateWithFlags(ctypes.byref(handle), 1) == 0
-        return torch.cuda.ExternalStream(handle.value)
-
     buffer = make(256)
     with sim.policy("lazy"):
         for step in range(40):
-            stream = new_stream()
-            buffer.np[:] = step
-            buffer.copy_to_gpu(stream=stream)
-            assert runtime.cudaStreamDestroy(ctypes.c_void_p(stream.cuda_stream)) == 0
+            with external_stream() as stream:
+                buffer.np[:] = step
+                buffer.copy_to_gpu(stream=stream)
             buffer.np[:] = -1
         assert buffer.fetch().result().unique().tolist() == [39]
 

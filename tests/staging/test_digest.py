@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import hashlib
 import itertools
@@ -21,7 +22,10 @@ torch = pytest.importorskip("torch")
 blake3 = pytest.importorskip("blake3")
 xxhash = pytest.importorskip("xxhash")
 
+from external_streams import external_stream  # noqa: E402
+
 from staging import (  # noqa: E402
+    DeviceError,
     digest_async,
     digests_async,
     sim,
@@ -30,6 +34,7 @@ from staging import (  # noqa: E402
     tensor_digests,
     tensor_hexdigest,
 )
+from staging import digest as digest_module  # noqa: E402
 from staging.extension import _C  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -239,6 +244,12 @@ def _resized() -> torch.Tensor:
     return tensor
 
 
+def _resized_lazy() -> torch.Tensor:
+    tensor = torch._neg_view(torch.arange(100))
+    tensor.untyped_storage().resize_(8)
+    return tensor
+
+
 def _resized_strided() -> torch.Tensor:
     tensor = torch.zeros(10, 10).t()
     tensor.untyped_storage().resize_(0)
@@ -271,6 +282,7 @@ REFUSED = {
     "FakeTensor": (_fake, "FakeTensor|meta"),
     "wrapper subclass": (_Wrapper, "_Wrapper|no memory"),
     "resized storage": (_resized, "storage"),
+    "resized storage, lazy": (_resized_lazy, "storage was resized"),
     "resized storage, strided": (_resized_strided, "storage"),
     "a list": (lambda: [1.0], "must be a torch.Tensor, got list"),
     "None": (lambda: None, "must be a torch.Tensor, got NoneType"),
@@ -450,7 +462,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert int(done.stdout) < 4096, "KiB"
 
 
-def test_hashing_does_not_hold_the_gil():
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_hashing_does_not_hold_the_gil(algorithm):
     tensor = torch.zeros(64 << 20, dtype=torch.uint8)
     ticks = 0
     stop = threading.Event()
@@ -461,14 +474,20 @@ def test_hashing_does_not_hold_the_gil():
             ticks += 1
             stop.wait(1e-4)
 
-    for view in (tensor, tensor.reshape(8192, 8192).t()):
-        ticks, _ = 0, stop.clear()
-        thread = threading.Thread(target=tick)
-        thread.start()
-        tensor_digest(view)
+    def ticks_meanwhile(view: torch.Tensor) -> int:
+        before = ticks
+        tensor_digest(view, algorithm)
+        return ticks - before
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        for view in (tensor, tensor.reshape(8192, 8192).t()):
+            # The machine may be busy. Were the GIL held, there would be one tick at most.
+            assert any(ticks_meanwhile(view) > 1 for _ in range(50))
+    finally:
         stop.set()
         thread.join()
-        assert ticks > 1
 
 
 # -- handles -------------------------------------------------------------------------------
@@ -502,6 +521,107 @@ def test_a_handle_can_be_awaited(device):
     assert asyncio.run(gather()) == tensor_digests(tensors)
 
 
+@contextlib.contextmanager
+def held_digest():
+    """A handle whose digest does not come in the block, what it will be, and its stream."""
+    source = torch.arange(100_000)
+    stream = torch.cuda.Stream()
+    tensor = source.to("cuda")
+    torch.cuda.synchronize()
+    with sim.hold(stream.cuda_stream):
+        yield digest_async(tensor, stream=stream), tensor_digest(source)
+
+
+@pytest.mark.sim
+def test_an_await_takes_no_thread_and_polls_nothing():
+    async def scenario():
+        with contextlib.ExitStack() as stack:
+            handle, expected = stack.enter_context(held_digest())
+            threads = threading.active_count()
+            waiting = asyncio.ensure_future(_result_of(handle))
+            await asyncio.sleep(0.02)
+            with sim.count() as calls:
+                await asyncio.sleep(0.2)
+            assert threading.active_count() == threads
+            assert calls["cudaEventQuery"] == 0
+            assert not waiting.done()
+            stack.close()  # the stream goes on
+            assert await asyncio.wait_for(waiting, 60) == expected
+
+    asyncio.run(scenario())
+
+
+async def _result_of(handle):
+    return await handle
+
+
+@pytest.mark.sim
+def test_a_cancelled_await_leaves_the_digest():
+    async def scenario():
+        with held_digest() as (handle, expected):
+            for _ in range(3):
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(_result_of(handle), 0.02)
+            waiting = [asyncio.ensure_future(_result_of(handle)) for _ in range(3)]
+            await asyncio.sleep(0.02)
+            waiting[1].cancel()
+        assert await asyncio.wait_for(waiting[0], 60) == expected
+        assert await asyncio.wait_for(waiting[2], 60) == expected
+        with pytest.raises(asyncio.CancelledError):
+            await waiting[1]
+        assert await handle == expected
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.sim
+def test_an_event_loop_may_end_while_a_digest_is_awaited():
+    with held_digest() as (handle, expected):
+
+        async def scenario():
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(_result_of(handle), 0.02)
+
+        asyncio.run(scenario())
+        lost = asyncio.new_event_loop()
+        task = lost.create_task(_result_of(handle))
+        lost.call_later(0.02, lost.stop)
+        lost.run_forever()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            lost.run_until_complete(task)
+        lost.close()
+    assert asyncio.run(_result_of(handle)) == expected
+
+
+@pytest.mark.sim
+def test_an_await_ends_with_the_error_of_the_device():
+    async def scenario():
+        with held_digest() as (handle, expected):
+            waiting = asyncio.ensure_future(_result_of(handle))
+            await asyncio.sleep(0.02)
+            with sim.fault("cudaEventQuery") as fault, pytest.raises(DeviceError):
+                await asyncio.wait_for(waiting, 60)  # the loop looks now and then
+            assert fault.happened
+        assert await handle == expected
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.sim
+def test_digests_of_several_devices_are_awaited_together():
+    source = torch.arange(100_000)
+    tensors = [source.to(f"cuda:{i}") for i in range(torch.cuda.device_count())]
+
+    async def scenario():
+        with sim.policy("lazy"):
+            return await digests_async([*tensors, source, tensors[0].reshape(100, -1).t()])
+
+    assert asyncio.run(scenario()) == tensor_digests(
+        [source for _ in tensors] + [source, source.reshape(100, -1).t()]
+    )
+
+
 @pytest.mark.sim
 def test_a_handle_waits_for_nothing_and_times_out():
     sim.set_policy("lazy")
@@ -527,18 +647,49 @@ def test_later_work_on_the_stream_does_not_change_the_digest(policy, seed):
     assert handle.result() == expected
 
 
+def take_freed_memory(count: int, value: float) -> None:
+    torch.full((count,), value, device="cuda")
+    torch.cuda.current_stream().synchronize()
+
+
 @pytest.mark.sim
-def test_the_tensor_may_be_dropped_while_it_is_hashed(seed):
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_the_tensor_may_be_dropped_while_it_is_hashed(whose, seed):
     sim.set_policy("lazy", seed=seed)
-    side = torch.cuda.Stream()
     expected = tensor_digest(torch.full((1000,), 7.0))
-    for _ in range(20):
-        tensor = torch.full((1000,), 7.0, device="cuda")
-        side.wait_stream(torch.cuda.current_stream())
-        handle = digest_async(tensor, stream=side)
-        del tensor
-        torch.full((1000,), 9.0, device="cuda")  # takes the memory, were it free
-        assert handle.result() == expected
+    with contextlib.ExitStack() as streams:
+        side = torch.cuda.Stream() if whose == "ours" else streams.enter_context(external_stream())
+        for _ in range(20):
+            tensor = torch.full((1000,), 7.0, device="cuda")
+            side.wait_stream(torch.cuda.current_stream())
+            handle = digest_async(tensor, stream=side)
+            del tensor
+            take_freed_memory(1000, 9.0)
+            assert handle.result() == expected
+
+
+@pytest.mark.sim
+def test_an_interrupted_read_keeps_the_memory_until_its_copies_are_done(monkeypatch):
+    """In blocks, on a stream that PyTorch's allocator must not be told of."""
+    count = 3 << 18  # three blocks of floats; the first has arrived when it is interrupted
+
+    class Interrupted:
+        def update(self, block):
+            raise KeyboardInterrupt
+
+    with sim.policy("lazy"), external_stream() as side:
+        for _ in range(4):
+            tensor = torch.full((count,), 7.0, device="cuda")
+            side.wait_stream(torch.cuda.current_stream())
+            address = tensor.data_ptr()
+            monkeypatch.setattr(digest_module, "new_hasher", lambda *args: Interrupted())
+            with pytest.raises(KeyboardInterrupt):
+                tensor_digest(tensor, "sha256", stream=side)
+            monkeypatch.undo()
+            del tensor
+            gc.collect()
+            assert torch.full((count,), 9.0, device="cuda").data_ptr() != address
+        sim.run_all()
 
 
 @pytest.mark.sim

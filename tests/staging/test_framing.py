@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import random
 import re
-import sys
 from collections import OrderedDict, namedtuple
 from pathlib import Path
 
@@ -15,8 +14,6 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("blake3")
 pytest.importorskip("xxhash")
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import reference_framing  # noqa: E402
 

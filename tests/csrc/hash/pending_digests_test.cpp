@@ -2,12 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "hash/blake3_vectors.h"
 #include "support/error.h"
 #include "support/scripted_runtime.h"
+#include "transfer/completion_queue.h"
 
 namespace staging {
 namespace {
@@ -44,9 +47,9 @@ TEST_F(PendingDigestsTest, AreThereOnceTheCopyBackIsDone) {
   EXPECT_EQ(runtime_.calls("copy_async"), 1U);
   EXPECT_EQ(runtime_.calls("record_event"), 1U);
   EXPECT_EQ(runtime_.calls("synchronize_stream"), 0U);
-  EXPECT_FALSE(pending.done());
+  EXPECT_FALSE(pending.fetch().done());
   runtime_.run_all();
-  EXPECT_TRUE(pending.done());
+  EXPECT_TRUE(pending.fetch().done());
   EXPECT_EQ(pending.digests()[0], blake3(input_.data(), 100'000));
   EXPECT_EQ(pending.digests()[1], blake3(input_.data(), 300'000));
 }
@@ -54,8 +57,19 @@ TEST_F(PendingDigestsTest, AreThereOnceTheCopyBackIsDone) {
 TEST_F(PendingDigestsTest, CanBeWaitedFor) {
   runtime_.progress_after_queries(2);
   const PendingDigests pending = start();
-  pending.wait();
-  EXPECT_TRUE(pending.done());
+  EXPECT_TRUE(pending.fetch().wait_until(PollClock::time_point::max()));
+  EXPECT_TRUE(pending.fetch().done());
+}
+
+TEST_F(PendingDigestsTest, TellACompletionQueueWhenTheyAreThere) {
+  const auto queue = std::make_shared<CompletionQueue>();
+  {
+    const PendingDigests pending = start();
+    pending.fetch().notify(queue, 7);
+  }  // a dropped one still tells
+  EXPECT_TRUE(queue->drain().empty());
+  runtime_.run_all();
+  EXPECT_EQ(queue->drain(), std::vector<std::uint64_t>{7});
 }
 
 TEST_F(PendingDigestsTest, KeepTheirMemoryUntilTheCopyIsDone) {
@@ -89,7 +103,7 @@ TEST_F(PendingDigestsTest, LeaveNothingBehindWhereACallFails) {
         << method;
     EXPECT_EQ(pool.stats().count, 0U) << method;
     PendingDigests pending(context, pool, {0, nullptr}, plan, 1, scratch_.data());
-    pending.wait();
+    EXPECT_TRUE(pending.fetch().wait_until(PollClock::time_point::max()));
     EXPECT_EQ(pending.digests()[0], blake3(input_.data(), 10)) << method;
   }
 }
