@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from staging.buffer import ml_dtype_of, numpy_view, shape_of
 from staging.extension import _C, torch
+from staging.memory import pinned_zeros
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -142,9 +143,7 @@ class UvaBuffer:
         shape = shape_of(size)
         ml_dtype = ml_dtype_of(dtype) if with_numpy else None
         with torch.inference_mode(False), torch.no_grad():
-            self._cpu = [
-                torch.zeros(shape, dtype=dtype, device="cpu", pin_memory=True) for _ in range(slots)
-            ]
+            self._cpu = [pinned_zeros(shape, dtype=dtype, device=device) for _ in range(slots)]
             self._uva = [uva_view(cpu, device) for cpu in self._cpu]
         self._np: list[npt.NDArray[Any]] | None = None
         if with_numpy:
