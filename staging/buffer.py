@@ -11,6 +11,7 @@ import numpy as np
 from staging.extension import _C, torch
 from staging.fetch import Fetch
 from staging.host_guard import class_without, guarded_class, open_class
+from staging.memory import pinned_zeros
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -38,7 +39,8 @@ class CpuGpuBuffer(_C.Buffer):
     device : torch.device or str or int
         Where ``gpu`` is. On ``cpu`` and ``meta`` copies are immediate and nothing is pinned.
     pin_memory : bool, optional
-        Pin the host array. By default where ``device`` is a CUDA device.
+        Pin the host array, in memory of the pool that ``staging.pinned_stats`` shows. By default
+        where ``device`` is a CUDA device.
     with_numpy : bool
         Make ``np``. bfloat16, float8 and float4 have no NumPy dtype of their own: ``np`` is
         then of an ``ml_dtypes`` dtype.
@@ -71,6 +73,8 @@ class CpuGpuBuffer(_C.Buffer):
     ValueError
         A dtype without a NumPy counterpart, an unknown ``reuse``, or a ``reuse`` other than
         "snapshot" without pinned memory.
+    OutOfMemory
+        The pinned memory does not suffice, or ``staging.set_pinned_limit`` forbids it.
 
     Notes
     -----
@@ -117,7 +121,10 @@ class CpuGpuBuffer(_C.Buffer):
             # The device first: pinned memory then belongs to its context, not to one that
             # would be made for it on the current device.
             gpu = torch.zeros(shape, dtype=dtype, device=place)
-            cpu = torch.zeros(shape, dtype=dtype, device="cpu", pin_memory=pin)
+            if pin:
+                cpu = pinned_zeros(shape, dtype=dtype, device=gpu.device)
+            else:
+                cpu = torch.zeros(shape, dtype=dtype, device="cpu")
         self._set_up(
             cpu, gpu, pin=pin, with_numpy=with_numpy, ml_dtype=ml_dtype, reuse=reuse, name=name
         )

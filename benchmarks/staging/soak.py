@@ -41,12 +41,10 @@ def figures() -> dict[str, int]:
     """Return what must stay flat, with nothing in flight."""
     torch.cuda.synchronize()
     gc.collect()
-    uploads = staging.upload_stats()
     result = {
         "resident": resident_nbytes(),
         "pinned": staging.pinned_stats().allocated,
-        "events": uploads.events,
-        "events_lent": uploads.events - uploads.idle_events,
+        "events": staging.upload_stats().events,
     }
     if sim.active():
         objects = sim.objects()

@@ -301,8 +301,10 @@ class Driver:
 
     def _fill_raises(self, index: int, rng: np.random.Generator) -> None:
         subject = self.subjects[index]
+        # Nothing is enqueued there, so it does not become the stream of the last copy.
+        stream = self.streams[int(rng.integers(len(self.streams)))]
         try:
-            with torch.cuda.stream(self._stream(subject, rng)), subject.buffer.fill() as rows:
+            with torch.cuda.stream(stream), subject.buffer.fill() as rows:
                 rows[...] = 1
                 raise KeyError
         except KeyError:

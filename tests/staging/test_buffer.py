@@ -1034,7 +1034,7 @@ def run_over_two_devices(code: str, *, policy: str = "lazy") -> str:
 
 @pytest.mark.sim
 @pytest.mark.cuda
-def test_a_buffer_of_the_second_device_makes_no_context_on_the_first():
+def test_work_on_the_second_device_makes_no_context_on_the_first():
     code = """
 import asyncio, threading, torch, staging
 from staging import CpuGpuBuffer, sim
@@ -1054,6 +1054,13 @@ def work():
     async def wait():
         return (await buffer.fetch())[0]
     assert asyncio.run(wait()) == 19
+    pinned = staging.pinned_zeros(64, dtype=torch.int32, device=1)
+    staging.copy_slice(buffer.gpu, pinned, 64)
+    staging.copy_slice(pinned, buffer.gpu, 64)
+    staging.copy_slice(torch.zeros(64, dtype=torch.int32), buffer.gpu, 64, snapshot=True)
+    staging.copy_slices([(pinned[i : i + 2], buffer.gpu[2 * i :], 2) for i in range(8)])
+    staging.tensor_digest(buffer.gpu)
+    staging.tensor_data(buffer.gpu)
     buffer.stats()
     del buffer
     staging.pinned_trim()
@@ -1253,7 +1260,32 @@ print(stats.capacity_nbytes, staging.pinned_stats().allocated - before)
             timeout=100,
             env=environment(policy=policy),
         )
-        assert all(0 < int(nbytes) < 4_000_000 for nbytes in result.stdout.split()), policy
+        slots, pinned = map(int, result.stdout.split())
+        assert 64_000 < slots < 4_000_000, policy
+        assert pinned < 4_000_000, policy
+
+
+@pytest.mark.cuda
+def test_the_host_array_costs_a_page_more_at_most():
+    nbytes = 5_000_000  # the next power of two is 8,388,608
+    before = staging.pinned_stats()
+    buffer = make(nbytes // 4)
+    after = staging.pinned_stats()
+    assert nbytes <= after.in_use - before.in_use <= nbytes + 4096
+    assert buffer.cpu.is_pinned()
+
+
+@pytest.mark.cuda
+def test_a_buffer_beyond_the_limit_is_an_error_that_leaves_nothing():
+    staging.pinned_trim()
+    before = staging.pinned_stats()
+    staging.set_pinned_limit(before.allocated + (1 << 20))
+    try:
+        with pytest.raises(staging.OutOfMemory, match="set_pinned_limit"):
+            make(1 << 20)
+    finally:
+        staging.set_pinned_limit(None)
+    assert staging.pinned_stats().in_use == before.in_use
 
 
 # -- figures ------------------------------------------------------------------------------

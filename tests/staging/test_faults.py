@@ -35,6 +35,7 @@ class Scene:
     """A buffer whose device array must be what was staged last without an error."""
 
     def __init__(self, reuse: str, size: int = SMALL) -> None:
+        self.start_cold()  # so that a large host array is not a part of something larger
         self.size = size
         self.buffer = CpuGpuBuffer(size, dtype=torch.int32, device="cuda", reuse=reuse)
         self.streams = [torch.cuda.Stream(), torch.cuda.Stream()]

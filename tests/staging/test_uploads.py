@@ -13,6 +13,8 @@ from staging import CpuGpuBuffer, sim, upload_stats  # noqa: E402
 @pytest.mark.sim
 @pytest.mark.cuda
 def test_shows_what_is_in_flight():
+    torch.cuda.synchronize()
+    staging.pinned_trim()  # nothing of others is in flight
     buffer = CpuGpuBuffer(1024, dtype=torch.int32, device="cuda")
     with sim.policy("lazy"):
         for _ in range(4):
