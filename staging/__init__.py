@@ -17,6 +17,14 @@ __version__ = "0.1.0"
 # the same; tests/staging/test_init.py compares the two.
 _EXPORTS = {
     "BufferStats": "staging.buffer",
+    "GroupBuffer": "staging.group",
+    "GroupStats": "staging.group",
+    "StagedRows": "staging.rows",
+    "StagingGroup": "staging.group",
+    "UvaBuffer": "staging.uva",
+    "apply_rows": "staging.rows",
+    "uva_available": "staging.uva",
+    "uva_view": "staging.uva",
     "CpuGpuBuffer": "staging.buffer",
     "DeviceError": "staging.errors",
     "DigestHandle": "staging.digest",
@@ -64,6 +72,9 @@ if TYPE_CHECKING:
     from staging.errors import DeviceError as DeviceError
     from staging.errors import OutOfMemory as OutOfMemory
     from staging.fetch import Fetch as Fetch
+    from staging.group import GroupBuffer as GroupBuffer
+    from staging.group import GroupStats as GroupStats
+    from staging.group import StagingGroup as StagingGroup
     from staging.hasher import TensorHasher as TensorHasher
     from staging.hasher import content_key as content_key
     from staging.memory import install_pinned_allocator as install_pinned_allocator
@@ -73,6 +84,8 @@ if TYPE_CHECKING:
     from staging.memory import pinned_trim as pinned_trim
     from staging.memory import pinned_zeros as pinned_zeros
     from staging.memory import set_pinned_limit as set_pinned_limit
+    from staging.rows import StagedRows as StagedRows
+    from staging.rows import apply_rows as apply_rows
     from staging.strictness import SlowPathWarning as SlowPathWarning
     from staging.strictness import StagingHint as StagingHint
     from staging.strictness import StrictError as StrictError
@@ -81,6 +94,9 @@ if TYPE_CHECKING:
     from staging.uploads import UploadStats as UploadStats
     from staging.uploads import set_upload_limit as set_upload_limit
     from staging.uploads import upload_stats as upload_stats
+    from staging.uva import UvaBuffer as UvaBuffer
+    from staging.uva import uva_available as uva_available
+    from staging.uva import uva_view as uva_view
 
 __all__ = [
     "BufferStats",
@@ -88,13 +104,19 @@ __all__ = [
     "DeviceError",
     "DigestHandle",
     "Fetch",
+    "GroupBuffer",
+    "GroupStats",
     "OutOfMemory",
     "SlowPathWarning",
+    "StagedRows",
+    "StagingGroup",
     "StagingHint",
     "StrictError",
     "TensorHasher",
     "UploadStats",
+    "UvaBuffer",
     "__version__",
+    "apply_rows",
     "content_key",
     "copy_slice",
     "copy_slices",
@@ -115,6 +137,8 @@ __all__ = [
     "tensor_digests",
     "tensor_hexdigest",
     "upload_stats",
+    "uva_available",
+    "uva_view",
 ]
 
 

@@ -107,7 +107,7 @@ class CpuGpuBuffer(_C.Buffer):
     ) -> None:
         if reuse not in _POLICIES:
             raise ValueError(f"reuse must be one of {', '.join(_POLICIES)}, got {reuse!r}")
-        shape = _shape(size)
+        shape = shape_of(size)
         place = torch.device(device)
         pin = place.type == "cuda" if pin_memory is None else pin_memory and place.type == "cuda"
         if reuse != "snapshot" and place.type == "cuda" and not pin:
@@ -115,7 +115,7 @@ class CpuGpuBuffer(_C.Buffer):
                 f"reuse={reuse!r} lets the transfer read the host array itself, which needs "
                 f"pin_memory=True; got pin_memory={pin_memory}"
             )
-        ml_dtype = _ml_dtype(dtype) if with_numpy else None
+        ml_dtype = ml_dtype_of(dtype) if with_numpy else None
         # Ordinary mutable tensors, even where the constructor runs inside inference mode.
         with torch.inference_mode(False), torch.no_grad():
             # The device first: pinned memory then belongs to its context, not to one that
@@ -125,7 +125,23 @@ class CpuGpuBuffer(_C.Buffer):
                 cpu = pinned_zeros(shape, dtype=dtype, device=gpu.device)
             else:
                 cpu = torch.zeros(shape, dtype=dtype, device="cpu")
-        super().__init__(cpu, gpu, pin, reuse, name)
+        self._set_up(
+            cpu, gpu, pin=pin, with_numpy=with_numpy, ml_dtype=ml_dtype, reuse=reuse, name=name
+        )
+
+    def _set_up(
+        self,
+        cpu: torch.Tensor,
+        gpu: torch.Tensor,
+        *,
+        pin: bool,
+        with_numpy: bool,
+        ml_dtype: Any,  # a NumPy dtype; None where NumPy has one of its own
+        reuse: Reuse,
+        name: str,
+        group: _C.Group | None = None,
+    ) -> None:
+        super().__init__(cpu, gpu, pin, reuse, name, group)
         cls = open_class(type(self))
         if not with_numpy:
             cls = class_without(
@@ -137,7 +153,7 @@ class CpuGpuBuffer(_C.Buffer):
         self.gpu = gpu
         self._numpy_dtype = None
         if with_numpy:
-            self.np = cpu.numpy() if ml_dtype is None else _view(cpu, ml_dtype, shape)
+            self.np = numpy_view(cpu, ml_dtype)
             self._numpy_dtype = self.np.dtype
         self._set_guard(cls, guarded_class(cls, ("cpu", "np") if with_numpy else ("cpu",)))
 
@@ -354,13 +370,29 @@ def _slot_view(
     return torch.frombuffer(slot, dtype=torch.uint8).view(dtype).view(shape)
 
 
-def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:
+def shape_of(size: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the shape that ``*size`` stands for: several sizes, or one tuple of them."""
     if len(size) == 1 and isinstance(size[0], (tuple, list)):
         size = tuple(size[0])
     return tuple(int(extent) for extent in size)
 
 
-def _ml_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
+def numpy_dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
+    """Return the NumPy dtype of a torch dtype, of ``ml_dtypes`` where NumPy has none.
+
+    Raises
+    ------
+    ValueError
+        There is none, or ``ml_dtypes`` is not installed.
+    """
+    ml_dtype = ml_dtype_of(dtype)
+    if ml_dtype is not None:
+        return ml_dtype
+    native: np.dtype[Any] = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
+    return native
+
+
+def ml_dtype_of(dtype: torch.dtype) -> np.dtype[Any] | None:
     """Return the ml_dtypes dtype of ``dtype``, or None where NumPy has one of its own."""
     name = str(dtype).removeprefix("torch.")
     names = {
@@ -394,7 +426,11 @@ def _no_bytes() -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
-def _view(cpu: torch.Tensor, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+def numpy_view(cpu: torch.Tensor, dtype: np.dtype[Any] | None) -> npt.NDArray[Any]:
+    """Return a view of a host tensor, of the dtype that `ml_dtype_of` has returned for it."""
+    if dtype is None:
+        native: npt.NDArray[Any] = cpu.numpy()
+        return native
     flat = cpu.view(-1).view(torch.uint8) if cpu.numel() else _no_bytes()
-    array: npt.NDArray[Any] = flat.numpy().view(dtype).reshape(shape)
+    array: npt.NDArray[Any] = flat.numpy().view(dtype).reshape(tuple(cpu.shape))
     return array

@@ -18,6 +18,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "stage a model runner's inputs step after step, checking every byte",
     ),
     "sim": ("staging.sim.cli", "run a command over the simulated device"),
+    "calibrate": (
+        "staging.calibrate",
+        "measure what each way of copying costs on this machine",
+    ),
     "serve": ("staging.process.serve", "serve an ASGI application from several workers"),
 }
 

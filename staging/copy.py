@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from staging import cost_table
 from staging.extension import _C
 
 if TYPE_CHECKING:
@@ -105,4 +106,5 @@ def copy_slices(
     It does not wait for the copies, except that copies into pageable memory return when
     their bytes are there, after one wait for all of them.
     """
+    cost_table.use_all_stored()
     _C.copy_slices(slices, snapshot=snapshot, stream=stream)

@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "bindings/bindings.h"
+#include "bindings/buffer.h"
 #include "bindings/fetch.h"
+#include "bindings/group.h"
 #include "bindings/host_guard.h"
 #include "bindings/slow_path.h"
 #include "bindings/torch_bridge.h"
@@ -70,7 +72,8 @@ class FillSlot {
 // between them. The Python class makes the tensors.
 class Buffer {
  public:
-  Buffer(py::object cpu, py::object gpu, bool pinned, const std::string& reuse, std::string name)
+  Buffer(py::object cpu, py::object gpu, bool pinned, const std::string& reuse, std::string name,
+         py::handle group)
       : cpu_object_(std::move(cpu)),
         gpu_object_(std::move(gpu)),
         cpu_(unpack_tensor(cpu_object_, "cpu")),
@@ -92,11 +95,15 @@ class Buffer {
                                .nbytes = nbytes_,
                                .host_owner = std::make_shared<c10::Storage>(cpu_.storage()),
                                .device_owner = std::make_shared<c10::Storage>(gpu_.storage())},
-          reuse_);
+          reuse_, order_of_group(group));
     }
   }
   Buffer(const Buffer&) = delete;  // one order of copies
   Buffer& operator=(const Buffer&) = delete;
+
+  BufferParts parts() {
+    return {&cpu_, &gpu_, rows_, nbytes_, row_nbytes_, copies_.get(), &guard_};
+  }
 
   void set_guard(py::handle self, py::object open_class, py::object guarded_class) {
     guard_.set(self, std::move(open_class), std::move(guarded_class));
@@ -407,13 +414,18 @@ bytes are there. The next read of ``np`` or ``cpu`` waits for the copy (except u
 
 }  // namespace
 
+BufferParts parts_of_buffer(py::handle buffer) {
+  return buffer.cast<Buffer&>().parts();
+}
+
 void bind_buffer(py::module_& m) {
   py::class_<FillSlot>(m, "FillSlot", py::buffer_protocol())
       .def_buffer([](const FillSlot& slot) { return slot.info(); })
       .def("abandon", &FillSlot::abandon);
   py::class_<Buffer>(m, "Buffer")
-      .def(py::init<py::object, py::object, bool, const std::string&, std::string>(),
-           py::arg("cpu"), py::arg("gpu"), py::arg("pinned"), py::arg("reuse"), py::arg("name"))
+      .def(py::init<py::object, py::object, bool, const std::string&, std::string, py::handle>(),
+           py::arg("cpu"), py::arg("gpu"), py::arg("pinned"), py::arg("reuse"), py::arg("name"),
+           py::arg("group") = py::none())
       .def("copy_to_gpu", &Buffer::copy_to_gpu, py::arg("n") = py::none(), py::kw_only(),
            py::arg("stream") = py::none(), kCopyToGpuDoc)
       .def("copy_to_cpu", &Buffer::copy_to_cpu, py::arg("n") = py::none(), py::kw_only(),

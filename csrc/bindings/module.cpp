@@ -10,7 +10,11 @@ PYBIND11_MODULE(_C, m, pybind11::mod_gil_used()) {
   bind_fetch(m);
   bind_memory(m);
   bind_buffer(m);
+  bind_group(m);
+  bind_rows(m);
+  bind_uva(m);
   bind_copy(m);
+  bind_cost(m);
   bind_data(m);
   bind_framing(m);
   bind_hash(m);

@@ -21,7 +21,7 @@ STAGING_DEVICE void copy_words(unsigned char* dst, const unsigned char* src, std
   auto* to = reinterpret_cast<Word*>(dst);
   const auto* from = reinterpret_cast<const Word*>(src);
   for (std::uint64_t first = thread; first < count; first += kWordsInFlight * threads) {
-    Word words[kWordsInFlight];
+    Word words[kWordsInFlight] = {};
     for (std::uint32_t k = 0; k < kWordsInFlight; ++k) {
       const std::uint64_t i = first + k * threads;
       if (i < count) words[k] = from[i];

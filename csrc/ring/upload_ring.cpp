@@ -118,7 +118,7 @@ void UploadRing::abandon(const Slot& slot) {
 
 std::size_t UploadRing::trim() {
   Lock lock(mutex_);
-  while (reclaim(lock)) {
+  while (reclaim(lock)) {  // a fill that a later copy overtook is not settled with that one
   }
   const std::size_t before = capacity();
   std::erase_if(segments_, [](const auto& segment) { return segment->entries.empty(); });
@@ -166,6 +166,8 @@ bool UploadRing::claim(std::size_t nbytes, Tag tag, Slot* slot) {
   const std::size_t offset = static_cast<std::size_t>(start % capacity);
   if (offset + nbytes > capacity) start += capacity - offset;  // a slot is contiguous
   if (start + nbytes - segment.tail > capacity) return false;
+  // The memory may be there from the time of a higher limit.
+  if (limited() + nbytes > limit_for(nbytes)) return false;
   segment.entries.push_back({.end = start + nbytes, .reserved = ++clock_, .tag = tag});
   segment.head = start + nbytes;
   slot->data_ = segment.memory.bytes() + start % capacity;
@@ -225,9 +227,19 @@ std::size_t UploadRing::capacity() const noexcept {
   return nbytes;
 }
 
+// What counts towards the limit: not a block that is still being filled.
+std::size_t UploadRing::limited() const noexcept {
+  std::size_t nbytes = 0;
+  for (const auto& segment : segments_) nbytes += segment->in_flight();
+  for (const Entry& entry : blocks_) {
+    if (entry.state == State::kInFlight) nbytes += entry.end;
+  }
+  return nbytes;
+}
+
 // How much more may be given to copies now, the one at hand being of `nbytes`.
 std::size_t UploadRing::room(std::size_t nbytes) const noexcept {
-  const std::size_t limit = std::max(this->limit(), 2 * nbytes);
+  const std::size_t limit = limit_for(nbytes);
   std::size_t kept = 0;
   for (const auto& segment : segments_) {
     // One that holds nothing is given up when a new one comes.

@@ -152,6 +152,8 @@ class UploadRing {
   void release_complete();
   std::size_t in_flight() const noexcept;
   std::size_t capacity() const noexcept;
+  std::size_t limited() const noexcept;
+  std::size_t limit_for(std::size_t nbytes) const noexcept { return std::max(limit(), 2 * nbytes); }
   std::size_t room(std::size_t nbytes) const noexcept;
   template <typename Self, typename Visit>
   static void for_each_entry(Self& self, Visit visit);

@@ -55,7 +55,7 @@ cudaMemcpyKind kind_of(CopyKind kind) {
     case CopyKind::kDeviceToHost:
       return cudaMemcpyDeviceToHost;
     case CopyKind::kDeviceToDevice:
-      return cudaMemcpyDeviceToDevice;
+      break;  // either side may be a device's view of pinned memory: the driver finds out
   }
   return cudaMemcpyDefault;
 }

@@ -26,41 +26,49 @@ std::uint64_t elapsed_us(PollClock::time_point start) {
       std::chrono::duration_cast<std::chrono::microseconds>(PollClock::now() - start).count());
 }
 
+void keep_forever(DeviceContext& context, const std::shared_ptr<void>& host,
+                  const std::shared_ptr<void>& device) noexcept {
+  try {
+    context.retain_forever(host);
+    context.retain_forever(device);
+  } catch (...) {  // no memory to remember them in
+  }
+}
+
 }  // namespace
 
-BufferCopies::BufferCopies(DeviceContext& context, Arrays arrays, Reuse reuse) noexcept
-    : context_(context),
-      arrays_(std::move(arrays)),
-      reuse_(reuse),
-      tag_(next_tag()),
-      order_(context.runtime()) {}
-
-BufferCopies::~BufferCopies() {
+void keep_until_unused(DeviceContext& context, const CopyOrder& order,
+                       const std::shared_ptr<void>& host,
+                       const std::shared_ptr<void>& device) noexcept {
   if (Runtime::forked()) return;
   try {
-    if (order_.host_lost()) {
-      retain_forever();
+    if (order.host_lost()) {
+      keep_forever(context, host, device);
       return;
     }
     const auto retain = [&](const std::shared_ptr<void>& owner, const Event& user) {
       if (owner == nullptr || !user || user.query()) return;
       EventFrontier users;
       users.add(user);
-      context_.retain(owner, std::move(users));
+      context.retain(owner, std::move(users));
     };
-    retain(arrays_.host_owner, order_.host_user());
-    retain(arrays_.device_owner, order_.last());
+    retain(host, order.host_user());
+    retain(device, order.last());
   } catch (const Error&) {  // nobody can tell whether they are in use
-    retain_forever();
+    keep_forever(context, host, device);
   }
 }
 
-void BufferCopies::retain_forever() noexcept {
-  try {
-    context_.retain_forever(arrays_.host_owner);
-    context_.retain_forever(arrays_.device_owner);
-  } catch (...) {  // no memory to remember them in
-  }
+BufferCopies::BufferCopies(DeviceContext& context, Arrays arrays, Reuse reuse,
+                           std::shared_ptr<CopyOrder> group) noexcept
+    : context_(context),
+      arrays_(std::move(arrays)),
+      reuse_(reuse),
+      tag_(next_tag()),
+      order_(context.runtime(), std::move(group)) {}
+
+BufferCopies::~BufferCopies() {
+  keep_until_unused(context_, order_, arrays_.host_owner, arrays_.device_owner);
 }
 
 bool BufferCopies::capturing(StreamRef stream) const {
@@ -151,6 +159,7 @@ void BufferCopies::capture(StreamRef stream, std::size_t nbytes) {
     return;
   }
   if (graph_slot_ == nullptr) graph_slot_ = std::make_shared<GraphSlot>(context_, arrays_.nbytes);
+  order_.set_ahead();
   write_graph_slot(nbytes);
   try {
     graph_slot_->capture(stream, arrays_.device, nbytes, arrays_.device_owner);
@@ -257,6 +266,22 @@ void BufferCopies::end_fill(ReservedSlot slot, std::size_t nbytes) {
 void BufferCopies::wait_host() {
   const auto start = PollClock::now();
   if (order_.wait_host()) count_waits(1, elapsed_us(start));
+}
+
+void BufferCopies::join_group(StreamRef stream) {
+  order_.join(stream);
+  if (graph_slot_ != nullptr) graph_slot_->wait_on(stream);
+}
+
+void BufferCopies::uploaded_by_group(std::size_t nbytes) noexcept {
+  add(counts_.to_gpu, 1);
+  add(counts_.to_gpu_nbytes, nbytes);
+}
+
+void BufferCopies::downloaded_by_group(const Event& event, std::size_t nbytes) {
+  order_.host_used_by_group(event);
+  add(counts_.to_cpu, 1);
+  add(counts_.to_cpu_nbytes, nbytes);
 }
 
 void BufferCopies::count_waits(std::uint64_t waits, std::uint64_t waited_us) noexcept {

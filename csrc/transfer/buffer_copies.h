@@ -37,6 +37,12 @@ enum class Reuse : std::uint8_t {
   kUnchecked,  // the transfer reads it, and the caller knows what they do
 };
 
+// For whoever destroys an order with the owners of its arrays: hands these over to the context,
+// which keeps them as long as a copy may use them. Waits for nothing.
+void keep_until_unused(DeviceContext& context, const CopyOrder& order,
+                       const std::shared_ptr<void>& host,
+                       const std::shared_ptr<void>& device) noexcept;
+
 struct BufferCounts {
   std::uint64_t to_gpu = 0;
   std::uint64_t to_cpu = 0;
@@ -59,7 +65,9 @@ class BufferCopies {
     std::shared_ptr<void> device_owner = {};
   };
 
-  BufferCopies(DeviceContext& context, Arrays arrays, Reuse reuse) noexcept;
+  // `group`: the order of the group that it is a member of, if it is.
+  BufferCopies(DeviceContext& context, Arrays arrays, Reuse reuse,
+               std::shared_ptr<CopyOrder> group = nullptr) noexcept;
   BufferCopies(const BufferCopies&) = delete;  // it is the order of one pair of arrays
   BufferCopies& operator=(const BufferCopies&) = delete;
   ~BufferCopies();
@@ -97,6 +105,16 @@ class BufferCopies {
   // Blocks until the host array is the host's; throws Interrupted. Call without the GIL.
   void wait_host();
 
+  // -- of a member, for the group, in the group's turn (see GroupCopies) ---------------------
+  // Makes `stream` wait for this member's own copies and replays.
+  void join_group(StreamRef stream);
+  // The group's copy was enqueued behind that.
+  void joined_group() { order_.joined(/*stay=*/graph_slot_ != nullptr); }
+  void uploaded_by_group(std::size_t nbytes) noexcept;
+  // The group's copy writes the host array until `event`; or nothing tells until when.
+  void downloaded_by_group(const Event& event, std::size_t nbytes);
+  void lost_by_group(StreamRef stream) { order_.host_lost_by_group(stream); }
+
   CopyOrder& order() noexcept { return order_; }
   const CopyOrder& order() const noexcept { return order_; }
   DeviceContext& context() const noexcept { return context_; }
@@ -106,7 +124,6 @@ class BufferCopies {
   std::size_t slots_in_flight() { return context_.count_in_flight(tag_); }
 
  private:
-  void retain_forever() noexcept;
   bool capturing(StreamRef stream) const;
   void check_not_capturing(StreamRef stream, const char* what) const;
   UploadRing& ring_of(StreamRef stream);

@@ -9,27 +9,29 @@ CopyOrder::Turn::Turn(CopyOrder& order) : order_(order) {
   const pthread_t self = pthread_self();
   const auto take = [&] {
     pthread_t nobody{};
-    return order.turn_.compare_exchange_strong(nobody, self, std::memory_order_acquire);
+    return order.turn().compare_exchange_strong(nobody, self, std::memory_order_acquire);
   };
   if (take()) return;
-  if (order.turn_.load(std::memory_order_relaxed) == self) {
+  if (order.turn().load(std::memory_order_relaxed) == self) {
     throw StateError(
-        "a buffer was used from a signal handler that interrupted a call on the same buffer; "
-        "let the handler only set a flag");
+        "a buffer was used from a signal handler that interrupted a call on the same buffer, or "
+        "on one of its group; let the handler only set a flag");
   }
   poll_until(take);
 }
 
 void CopyOrder::Turn::wait_on(StreamRef stream) {
-  if (order_.has_lost_.load(std::memory_order_relaxed)) order_.settle_lost();
-  const Event& last = order_.last_;  // written only by whose turn it is
-  if (last && !(last.recorded_on() == stream)) last.wait_on(stream);
+  order_.wait_on(stream);
+  if (order_.group_ != nullptr) order_.group_->wait_on(stream);
 }
 
 void CopyOrder::Turn::done(Event event, bool uses_host) {
-  const std::lock_guard<std::mutex> lock(order_.mutex_);
-  if (uses_host) order_.host_user_ = event;
-  order_.last_ = std::move(event);
+  {
+    const std::lock_guard<std::mutex> lock(order_.mutex_);
+    if (uses_host) order_.host_user_ = event;
+    order_.last_ = std::move(event);
+  }
+  order_.set_ahead();
 }
 
 bool CopyOrder::Turn::lost(StreamRef stream) noexcept {
@@ -40,8 +42,51 @@ bool CopyOrder::Turn::lost(StreamRef stream) noexcept {
     const std::lock_guard<std::mutex> lock(order_.mutex_);
     order_.lost_ = stream;
     order_.has_lost_.store(true, std::memory_order_relaxed);
+    order_.set_ahead();
     return false;
   }
+}
+
+void CopyOrder::wait_on(StreamRef stream) {
+  if (has_lost_.load(std::memory_order_relaxed)) settle_lost();
+  // Written only by whose turn it is.
+  if (last_ && !(last_.recorded_on() == stream)) last_.wait_on(stream);
+}
+
+void CopyOrder::join(StreamRef stream) {
+  if (ahead_) wait_on(stream);
+}
+
+void CopyOrder::joined(bool stay) {
+  if (!ahead_) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  last_ = {};  // the group's operation stands for it
+  if (stay || host_user_ || lost_) return;
+  ahead_ = false;
+  --group_->members_ahead_;
+}
+
+void CopyOrder::host_used_by_group(Event event) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    host_user_ = std::move(event);
+  }
+  set_ahead();
+}
+
+void CopyOrder::host_lost_by_group(StreamRef stream) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    lost_ = stream;
+    has_lost_.store(true, std::memory_order_relaxed);
+  }
+  set_ahead();
+}
+
+void CopyOrder::set_ahead() noexcept {
+  if (group_ == nullptr || ahead_) return;
+  ahead_ = true;
+  ++group_->members_ahead_;
 }
 
 // Synchronizes the stream of a lost operation; throws where that fails.

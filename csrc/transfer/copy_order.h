@@ -3,7 +3,7 @@
 // Purpose: copies of one pair reach the device in the order of the calls, on whatever streams
 //   they are, and the host array is known to be the device's while one of them uses it.
 // Owner: whoever owns the arrays (a buffer, a group). The arrays stay alive at least until
-//   host_users() are complete; that is the owner's to see to.
+//   host_user() is complete; that is the owner's to see to.
 // Thread-safety: all of it, from any thread.
 //
 // Invariants:
@@ -14,13 +14,18 @@
 //     Ctrl-C) blocks nobody: who holds the GIL is not waiting for a turn.
 //   * An operation that was enqueued and whose event could not be had leaves its stream; what
 //     comes next waits for all of that stream.
+//   * Members of a group take their turns with the group: one operation of all of them at a
+//     time. A member's operation comes after the group's; the group's comes after those of the
+//     members that it join()s.
 #pragma once
 
 #include <pthread.h>
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 #include "stream/event.h"
 
@@ -28,7 +33,8 @@ namespace staging {
 
 class CopyOrder {
  public:
-  explicit CopyOrder(Runtime& runtime) noexcept : runtime_(runtime) {}
+  explicit CopyOrder(Runtime& runtime, std::shared_ptr<CopyOrder> group = nullptr) noexcept
+      : runtime_(runtime), group_(std::move(group)) {}
   CopyOrder(const CopyOrder&) = delete;  // the order of one pair of arrays
   CopyOrder& operator=(const CopyOrder&) = delete;
 
@@ -40,7 +46,7 @@ class CopyOrder {
     explicit Turn(CopyOrder& order);
     Turn(const Turn&) = delete;  // ends once
     Turn& operator=(const Turn&) = delete;
-    ~Turn() { order_.turn_.store({}, std::memory_order_release); }
+    ~Turn() { order_.turn().store({}, std::memory_order_release); }
 
     // Makes `stream`, whose device is current, wait for the operation before this one.
     void wait_on(StreamRef stream);
@@ -68,11 +74,32 @@ class CopyOrder {
   const Event& last() const noexcept { return last_; }
   bool host_lost() const;
 
+  // -- a group and its members; all of these within a turn of theirs -------------------------
+  // Of a group: how many members have operations that it must join().
+  std::size_t members_ahead() const noexcept { return members_ahead_; }
+  // Of a member, before an operation of the group that concerns it: makes `stream` wait for
+  // the member's own operations.
+  void join(StreamRef stream);
+  // The group's operation was enqueued behind join(). Unless `stay`, the next one need not
+  // join this member, as long as it does nothing by itself.
+  void joined(bool stay);
+  // An operation of the group uses this member's host array until `event`, or, where there is
+  // none, as long as `stream` runs.
+  void host_used_by_group(Event event);
+  void host_lost_by_group(StreamRef stream);
+  // The group must join this member.
+  void set_ahead() noexcept;
+
  private:
+  std::atomic<pthread_t>& turn() noexcept { return group_ != nullptr ? group_->turn_ : turn_; }
+  void wait_on(StreamRef stream);
   void settle_lost();
 
   Runtime& runtime_;
-  std::atomic<pthread_t> turn_{};  // whose turn it is; 0: nobody's
+  const std::shared_ptr<CopyOrder> group_;  // null: no member
+  std::atomic<pthread_t> turn_{};           // whose turn it is; 0: nobody's
+  std::size_t members_ahead_ = 0;           // belongs to the turn
+  bool ahead_ = false;                      // likewise; of a member
 
   mutable std::mutex mutex_;
   Event last_;                     // belongs to the turn

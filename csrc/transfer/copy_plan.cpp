@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 
 #include "transfer/address_ranges.h"
 
@@ -39,29 +40,46 @@ std::size_t operations_for(std::size_t items, std::size_t limit) {
   return (items + limit - 1) / limit;
 }
 
-// One of many items of a method, against a transfer of its own.
-bool better_together(const MethodCost& method, const MethodCost& copy, std::size_t nbytes) {
-  const auto n = static_cast<double>(nbytes);
-  return method.item_us + n * method.us_per_byte() <
-         copy.fixed_us + copy.item_us + n * copy.us_per_byte();
-}
-
-// What it costs to give a method all items that it is better at, and copy the rest alone.
-double cost_of_mix(std::span<const CopyItem> items, const MethodCost& method,
-                   const MethodCost& copy, std::size_t limit) {
-  double cost = 0;
-  std::size_t together = 0;
-  for (const CopyItem& item : items) {
-    const auto n = static_cast<double>(item.nbytes);
-    if (better_together(method, copy, item.nbytes)) {
-      cost += method.item_us + n * method.us_per_byte();
-      ++together;
-    } else {
-      cost += copy.of(1, n);
-    }
+// A method for the items that it is better at, and a transfer of its own for each of the rest.
+class Mix {
+ public:
+  // `limit`: how many items one operation of the method takes.
+  Mix(CopyMethod method, const CostTable::Methods& costs, std::size_t limit) noexcept
+      : method_(method), limit_(limit) {
+    const MethodCost& joined = costs[static_cast<std::size_t>(method)];
+    const MethodCost& alone = costs[static_cast<std::size_t>(CopyMethod::kCopy)];
+    fixed_us_ = joined.fixed_us;
+    joined_us_ = joined.item_us;
+    joined_us_per_byte_ = joined.us_per_byte();
+    alone_us_ = alone.fixed_us + alone.item_us;
+    alone_us_per_byte_ = alone.us_per_byte();
   }
-  return cost + static_cast<double>(operations_for(together, limit)) * method.fixed_us;
-}
+
+  CopyMethod method() const noexcept { return method_; }
+  std::size_t limit() const noexcept { return limit_; }
+  bool joins(const CopyItem& item) const noexcept { return joined_us(item) < alone_us(item); }
+  double cost_us(std::span<const CopyItem> items) const noexcept {
+    double cost = 0;
+    std::size_t joined = 0;
+    for (const CopyItem& item : items) {
+      cost += std::min(joined_us(item), alone_us(item));
+      joined += joins(item) ? 1 : 0;
+    }
+    return cost + static_cast<double>(operations_for(joined, limit_)) * fixed_us_;
+  }
+
+ private:
+  double joined_us(const CopyItem& item) const noexcept {
+    return joined_us_ + static_cast<double>(item.nbytes) * joined_us_per_byte_;
+  }
+  double alone_us(const CopyItem& item) const noexcept {
+    return alone_us_ + static_cast<double>(item.nbytes) * alone_us_per_byte_;
+  }
+
+  CopyMethod method_;
+  std::size_t limit_;
+  double fixed_us_, joined_us_, joined_us_per_byte_, alone_us_, alone_us_per_byte_;
+};
 
 }  // namespace
 
@@ -142,38 +160,34 @@ void CopyPlan::choose(std::span<const CopyItem> wave, const CostTable::Methods& 
                       const PlanLimits& limits) {
   if (wave.empty()) return;
   const MethodCost& copy = costs[static_cast<std::size_t>(CopyMethod::kCopy)];
-  CopyMethod best = CopyMethod::kCopy;
-  double cost = 0;
-  for (const CopyItem& item : wave) cost += copy.of(1, static_cast<double>(item.nbytes));
-  std::size_t limit = 1;
-  const auto consider = [&](CopyMethod method, std::size_t items_at_once) {
-    const double mixed =
-        cost_of_mix(wave, costs[static_cast<std::size_t>(method)], copy, items_at_once);
+  std::size_t nbytes = 0;
+  for (const CopyItem& item : wave) nbytes += item.nbytes;
+  double cost = static_cast<double>(wave.size()) * (copy.fixed_us + copy.item_us) +
+                static_cast<double>(nbytes) * copy.us_per_byte();
+  std::optional<Mix> best;
+  const auto consider = [&](CopyMethod method, std::size_t limit) {
+    const Mix mix(method, costs, limit);
+    const double mixed = mix.cost_us(wave);
     if (mixed < cost) {
-      best = method;
+      best = mix;
       cost = mixed;
-      limit = items_at_once;
     }
   };
   if (limits.batch && limits.batch_items > 0) consider(CopyMethod::kBatch, limits.batch_items);
   if (limits.kernel && limits.kernel_items > 0) consider(CopyMethod::kKernel, limits.kernel_items);
   cost_us_ += cost;
 
-  if (best != CopyMethod::kCopy) {
-    const MethodCost& method = costs[static_cast<std::size_t>(best)];
+  if (best) {
     const std::size_t first = items_.size();
     for (const CopyItem& item : wave) {
-      if (better_together(method, copy, item.nbytes)) items_.push_back(item);
+      if (best->joins(item)) items_.push_back(item);
     }
-    for (std::size_t i = first; i < items_.size(); i += limit) {
-      operations_.push_back({best, i, std::min(limit, items_.size() - i)});
+    for (std::size_t i = first; i < items_.size(); i += best->limit()) {
+      operations_.push_back({best->method(), i, std::min(best->limit(), items_.size() - i)});
     }
   }
   for (const CopyItem& item : wave) {
-    if (best != CopyMethod::kCopy &&
-        better_together(costs[static_cast<std::size_t>(best)], copy, item.nbytes)) {
-      continue;
-    }
+    if (best && best->joins(item)) continue;
     operations_.push_back({CopyMethod::kCopy, items_.size(), 1});
     items_.push_back(item);
   }

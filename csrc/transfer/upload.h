@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include "transfer/device_context.h"
@@ -56,21 +57,29 @@ class ReservedSlot {
   StreamRef stream() const noexcept { return ring_->stream(); }
 
   // Enqueues the copy out of the slot, which is filled by now, on the ring's stream, whose
-  // device is current. `enqueue` may throw where it enqueued nothing.
+  // device is current. `enqueue(slot)` may throw where it enqueued nothing; where it enqueues
+  // several operations, `enqueue(slot, &enqueued)` counts them and may throw at any of them.
   template <typename Enqueue>
   Event upload(DeviceContext& context, Enqueue enqueue, UploadReport* report = nullptr) {
     // Before the copy: if no event is to be had, nothing has been enqueued.
     Event event = context.events().acquire();
-    enqueue(slot_.data());
-    UploadRing& ring = *std::exchange(ring_, nullptr);
+    std::size_t enqueued = 0;
     try {
-      event.record(ring.stream());
+      if constexpr (std::is_invocable_v<Enqueue, std::byte*, std::size_t*>) {
+        enqueue(slot_.data(), &enqueued);
+      } else {
+        enqueue(slot_.data());
+        enqueued = 1;
+      }
+      event.record(ring_->stream());
     } catch (...) {
-      const bool settled = detail::settle_unrecorded(ring, slot_);
-      if (report != nullptr) report->lost = !settled;
+      if (enqueued > 0) {
+        const bool settled = detail::settle_unrecorded(*std::exchange(ring_, nullptr), slot_);
+        if (report != nullptr) report->lost = !settled;
+      }
       throw;
     }
-    ring.commit(slot_, event);
+    std::exchange(ring_, nullptr)->commit(slot_, event);
     return event;
   }
 

@@ -13,9 +13,10 @@ Prepare and stage the inputs of a model runner, step after step, and check every
 Text is cut into requests and tokenised by bytes; a continuous-batching scheduler runs up
 to 256 of them at once, prompts in chunks, then a token a step. Each step's arrays are
 built on the host and staged to the device, where a stream-ordered reader logs what it
-sees. Two loops do the same work in turns: one stages with staging.CpuGpuBuffer, one with
-the usual pinned tensor and copy_(non_blocking=True). At the end each byte that the device
-read is compared with what the host meant.
+sees. Three loops do the same work in turns: one stages with the usual pinned tensors and
+copy_(non_blocking=True), one with a staging.CpuGpuBuffer for each array, one with a
+staging.StagingGroup of all. At the end each byte that the device read is compared with what
+the host meant.
 
 Without a GPU the demo runs itself over the simulated device, with the schedule "lazy":
 copies run as late as CUDA permits."""
@@ -24,7 +25,7 @@ EPILOG = """\
 example:
   python -m staging demo --steps 500 --seed 7 README.md
 
-exit status: 0 when the device read every byte of the staging loop as the host meant it,
+exit status: 0 when the device read every byte of the staging loops as the host meant it,
 1 when it did not, 2 for wrong options. The plain loop's wrong steps are shown and do not
 count."""
 

@@ -1,8 +1,10 @@
-"""Drives buffers through everything at random and compares every byte with a model.
+"""Drives buffers, groups and staged rows through everything at random; compares every byte.
 
 A model of a buffer is two NumPy arrays: what the host array holds in the order of the
-program, and what the device array holds in the order of the buffer's copies. Whatever the
-schedule, what is read must be what the model has.
+program, and what the device array holds in the order of the buffer's copies. A member of a
+group is a buffer among others, which the group's copies concern, too. The model of a table of
+staged rows is what was staged, and what was applied. Whatever the schedule, what is read must
+be what the model has.
 
 The driver keeps the rules that the buffers leave to their callers: a view that was taken
 early is written only while nothing but snapshots is in flight; whoever else reads the device
@@ -21,6 +23,8 @@ import numpy as np
 import torch
 
 BUFFERS = 4
+MEMBERS = 4  # of the group
+TABLES = 2
 DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32]
 SHAPES = [(1,), (7,), (64,), (33, 3), (8, 2, 5), (512, 16)]
 MAX_PENDING = 24
@@ -39,6 +43,18 @@ class Subject:
     graph_out: Any = None
     stream: Any = None  # of its last copy, for readers of the device array
     readers: list[Any] = field(default_factory=list)  # events that the next copy waits for
+    name: str = ""  # in the group, if it is a member
+
+
+@dataclass
+class Table:
+    """A table of staged rows and its model."""
+
+    rows: Any
+    staged: np.ndarray
+    device: np.ndarray
+    stream: Any = None  # of its last application, for readers
+    readers: list[Any] = field(default_factory=list)
 
 
 @dataclass
@@ -59,18 +75,36 @@ class Driver:
         Makes a buffer: ``make(*shape, dtype=, device=, **options)``.
     policies
         The ``reuse`` policies to use; empty for a class without policies.
+    make_group, make_rows, apply_rows
+        Make a group of some members, make a table, apply tables; None: there is none of those.
     """
 
     KINDS = (
         "write", "write", "write", "write_early", "to_gpu", "to_gpu", "to_gpu", "to_gpu",
         "to_cpu", "read", "read", "read_device", "fill", "fill_raises", "fetch", "fetch",
         "settle", "settle", "drop_pending", "drop", "hand_off", "capture", "replay", "replay",
-        "zero_rows", "synchronize",
+        "zero_rows", "synchronize", "group_to_gpu", "group_to_gpu", "group_to_gpu",
+        "group_to_cpu", "group_capture", "group_replay", "stage", "stage", "stage", "apply",
+        "read_table", "drop_table",
     )  # fmt: skip
 
-    def __init__(self, make: Callable[..., Any], policies: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        policies: tuple[str, ...],
+        *,
+        make_group: Callable[..., Any] | None = None,
+        make_rows: Callable[..., Any] | None = None,
+        apply_rows: Callable[..., Any] | None = None,
+    ) -> None:
         self.make = make
         self.policies = policies
+        self.make_group = make_group
+        self.make_rows = make_rows
+        self.apply_rows = apply_rows
+        self.group: Any = None
+        self.group_graph: Any = None
+        self.group_prefixes: dict[str, int] = {}  # of its captured copy
         self.streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
         self.pending: list[Pending] = []
         self.other_thread = ThreadPoolExecutor(1)
@@ -78,6 +112,9 @@ class Driver:
         self.trail: list[tuple[str, int]] = []
         rng = np.random.default_rng(0)
         self.subjects = [self._subject(rng) for _ in range(BUFFERS)]
+        if make_group is not None:
+            self.subjects += self._members(rng)
+        self.tables = [self._table(rng) for _ in range(TABLES)] if make_rows is not None else []
 
     # -- operations -----------------------------------------------------------------------
 
@@ -86,7 +123,15 @@ class Driver:
         self.operations += 1
         self.trail.append((kind, seed))
         rng = np.random.default_rng(seed)
-        index = int(rng.integers(BUFFERS))
+        index = int(rng.integers(len(self.subjects)))
+        if kind.startswith("group_"):
+            if self.group is not None:
+                getattr(self, f"_{kind}")(rng)
+            return
+        if kind in ("stage", "apply", "read_table", "drop_table"):
+            if self.tables:
+                getattr(self, f"_{kind}")(int(rng.integers(TABLES)), rng)
+            return
         if not hasattr(self.subjects[index].buffer, "fill") and kind in (
             "fill", "fill_raises", "fetch", "capture", "replay",
         ):  # fmt: skip
@@ -95,12 +140,17 @@ class Driver:
 
     def finish(self) -> None:
         """Check everything that is left, and drop it."""
-        for index in range(BUFFERS):
+        for index in range(len(self.subjects)):
             self._read(index, np.random.default_rng(0))
             self._read_device(index, np.random.default_rng(0))
+        for index in range(len(self.tables)):
+            self._apply(index, np.random.default_rng(0))
+            self._read_table(index, np.random.default_rng(0))
         while self.pending:
             self._settle(0, np.random.default_rng(0))
         self.subjects.clear()
+        self.tables.clear()
+        self.group = self.group_graph = None
         self.other_thread.shutdown()
         torch.cuda.synchronize()
         gc.collect()
@@ -113,13 +163,42 @@ class Driver:
         if policy == "snapshot" and rng.integers(4) == 0:
             options["pin_memory"] = False
         buffer = self.make(*shape, dtype=dtype, device="cuda", **options)
-        # Its zeros are written on the stream that is current; others come behind.
-        for stream in self.streams[1:]:
-            stream.wait_stream(self.streams[0])
+        self._after_zeros()
         zeros = np.zeros_like(buffer.np)
         return Subject(
             buffer, zeros, zeros.copy(), policy, buffer.np if policy in ("snapshot", "") else None
         )
+
+    def _after_zeros(self) -> None:
+        # They are written on the stream that is current; others come behind.
+        for stream in self.streams[1:]:
+            stream.wait_stream(self.streams[0])
+
+    def _members(self, rng: np.random.Generator) -> list[Subject]:
+        assert self.make_group is not None
+        shapes = [SHAPES[int(rng.integers(len(SHAPES)))] for _ in range(MEMBERS)]
+        dtypes = [DTYPES[int(rng.integers(len(DTYPES)))] for _ in range(MEMBERS)]
+        self.group = self.make_group(
+            "cuda",
+            {f"m{i}": (shapes[i], dtypes[i]) for i in range(MEMBERS)},
+            pin_memory=bool(rng.integers(4)),
+        )
+        self.group_graph = None
+        self._after_zeros()
+        subjects = []
+        for name, member in self.group.items():
+            zeros = np.zeros_like(member.np)
+            subjects.append(Subject(member, zeros, zeros.copy(), "snapshot", member.np, name=name))
+        return subjects
+
+    def _table(self, rng: np.random.Generator) -> Table:
+        assert self.make_rows is not None
+        rows, cols = int(rng.integers(1, 12)), int(rng.integers(1, 300))
+        dtype = DTYPES[int(rng.integers(len(DTYPES)))]
+        table = self.make_rows(rows, cols, dtype, "cuda")
+        self._after_zeros()
+        zeros = np.zeros((rows, cols), torch.zeros(0, dtype=dtype).numpy().dtype)
+        return Table(table, zeros, zeros.copy())
 
     def _rows(self, subject: Subject, rng: np.random.Generator) -> int:
         rows = subject.host.shape[0]
@@ -132,11 +211,16 @@ class Driver:
 
     def _stream(self, subject: Subject, rng: np.random.Generator) -> Any:
         stream = self.streams[int(rng.integers(len(self.streams)))]
-        for event in subject.readers:
-            stream.wait_event(event)
-        subject.readers.clear()
-        subject.stream = stream
+        self._wait_for_readers(subject, stream)
         return stream
+
+    @staticmethod
+    def _wait_for_readers(written: Subject | Table, stream: Any) -> None:
+        """Before what is written on ``stream``."""
+        for event in written.readers:
+            stream.wait_event(event)
+        written.readers.clear()
+        written.stream = stream
 
     def _on(self, stream: Any, call: Callable[..., Any], *args: Any) -> Any:
         with torch.cuda.stream(stream):
@@ -210,7 +294,7 @@ class Driver:
         with torch.cuda.stream(self._stream(subject, rng)):
             with subject.buffer.fill(n) as rows:
                 if rng.integers(4) == 0:  # others go on meanwhile
-                    other = (index + 1) % BUFFERS
+                    other = (index + 1) % len(self.subjects)
                     self._to_gpu(other, rng)
                 rows[...] = values
         subject.device[:n] = values
@@ -249,8 +333,11 @@ class Driver:
             self.pending.pop(int(rng.integers(len(self.pending))))
 
     def _drop(self, index: int, rng: np.random.Generator) -> None:
-        """A buffer goes, perhaps in flight, and another comes."""
-        self.subjects[index] = self._subject(rng)
+        """A buffer, or a group, goes, perhaps in flight, and another comes."""
+        if self.subjects[index].name:
+            self.subjects[BUFFERS:] = self._members(rng)
+        else:
+            self.subjects[index] = self._subject(rng)
 
     def _hand_off(self, index: int, rng: np.random.Generator) -> None:
         """Another thread uses the buffer; the two do not overlap."""
@@ -290,6 +377,94 @@ class Driver:
         subject.device[...] = subject.host
         expected = subject.device[:n].copy()
         self._add(Pending(lambda: self._to_host(seen[:n], stream), expected, f"replay {index}"))
+
+    def _named(self, rng: np.random.Generator, names: list[str]) -> dict[str, tuple[Subject, int]]:
+        """Some members, in any order, and how many rows of each."""
+        count = int(rng.integers(1, len(names) + 1))
+        chosen = [names[i] for i in rng.permutation(len(names))[:count]]
+        members = {subject.name: subject for subject in self.subjects[BUFFERS:]}
+        return {name: (members[name], self._rows(members[name], rng)) for name in chosen}
+
+    def _group_call(
+        self, rng: np.random.Generator, call: Callable[..., Any], named: dict[str, Any]
+    ) -> None:
+        stream = self.streams[int(rng.integers(len(self.streams)))]
+        by_object = bool(rng.integers(2))
+        prefixes = {}
+        for name, (subject, rows) in named.items():
+            self._wait_for_readers(subject, stream)
+            whole = rows == len(subject.host) and rng.integers(2)
+            prefixes[subject.buffer if by_object else name] = None if whole else rows
+        self._on(stream, call, prefixes)
+
+    def _group_to_gpu(self, rng: np.random.Generator) -> None:
+        named = self._named(rng, list(self.group))
+        self._group_call(rng, self.group.copy_to_gpu, named)
+        for subject, n in named.values():
+            subject.device[:n] = subject.host[:n]
+
+    def _group_to_cpu(self, rng: np.random.Generator) -> None:
+        named = self._named(rng, list(self.group))
+        self._group_call(rng, self.group.copy_to_cpu, named)
+        for subject, n in named.values():
+            subject.host[:n] = subject.device[:n]
+            subject.early = None
+
+    def _group_capture(self, rng: np.random.Generator) -> None:
+        named = self._named(rng, list(self.group))
+        self.group_graph = torch.cuda.CUDAGraph()
+        self.group_prefixes = {name: n for name, (_, n) in named.items()}
+        stream = self.streams[1]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.group_graph.capture_begin(capture_error_mode="thread_local")
+            self.group.copy_to_gpu(self.group_prefixes)
+            self.group_graph.capture_end()
+
+    def _group_replay(self, rng: np.random.Generator) -> None:
+        if self.group_graph is None:
+            return
+        members = {subject.name: subject for subject in self.subjects[BUFFERS:]}
+        stream = self.streams[int(rng.integers(len(self.streams)))]
+        for name, n in self.group_prefixes.items():
+            self._wait_for_readers(members[name], stream)
+            members[name].device[:n] = members[name].host[:n]
+        with torch.cuda.stream(stream):
+            self.group.refill(self.group_prefixes)
+            self.group_graph.replay()
+
+    def _stage(self, index: int, rng: np.random.Generator) -> None:
+        table = self.tables[index]
+        rows, cols = table.staged.shape
+        row, start = int(rng.integers(rows)), int(rng.integers(cols))
+        count = int(rng.integers(cols - start + 1))
+        values = self._values(table.staged[row, start : start + count], rng)
+        table.rows.stage(row, start, torch.from_numpy(values) if rng.integers(2) else values)
+        table.staged[row, start : start + count] = values
+        values[...] = 0  # its bytes were taken
+
+    def _apply(self, index: int, rng: np.random.Generator) -> None:
+        stream = self.streams[int(rng.integers(len(self.streams)))]
+        tables = self.tables if rng.integers(2) else [self.tables[index]]
+        for table in tables:
+            self._wait_for_readers(table, stream)
+            table.device[...] = table.staged
+        self._on(stream, self.apply_rows, [table.rows for table in tables])
+
+    def _read_table(self, index: int, rng: np.random.Generator) -> None:
+        table = self.tables[index]
+        reader = self.streams[int(rng.integers(len(self.streams)))]
+        reader.wait_stream(table.stream or self.streams[0])
+        with torch.cuda.stream(reader):
+            seen = table.rows.gpu.clone()
+            table.readers.append(reader.record_event())
+        self._add(
+            Pending(lambda: self._to_host(seen, reader), table.device.copy(), f"table {index}")
+        )
+
+    def _drop_table(self, index: int, rng: np.random.Generator) -> None:
+        """A table goes, perhaps in flight or with writes left, and another comes."""
+        self.tables[index] = self._table(rng)
 
     def _zero_rows(self, index: int, rng: np.random.Generator) -> None:
         subject = self.subjects[index]

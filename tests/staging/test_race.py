@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from hypothesis import strategies as st  # noqa: E402
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test  # noqa: E402
 
 import staging  # noqa: E402
-from staging import CpuGpuBuffer, sim  # noqa: E402
+from staging import CpuGpuBuffer, StagedRows, StagingGroup, apply_rows, sim  # noqa: E402
 from staging.extension import _C  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -32,6 +33,16 @@ POLICIES = ("snapshot", "snapshot", "wait", "unchecked")
 STEPS = 100  # of one example
 
 pytestmark = [pytest.mark.sim, pytest.mark.cuda]
+
+
+def make_driver() -> Driver:
+    return Driver(
+        CpuGpuBuffer,
+        POLICIES,
+        make_group=StagingGroup,
+        make_rows=StagedRows,
+        apply_rows=apply_rows,
+    )
 
 
 class PlainBuffer:
@@ -47,6 +58,46 @@ class PlainBuffer:
 
     def copy_to_cpu(self, n: int) -> torch.Tensor:
         return self.cpu[:n].copy_(self.gpu[:n], non_blocking=True)
+
+
+class PlainGroup(StagingGroup):
+    """The same of many; a graph reads the host arrays at each replay."""
+
+    def __init__(self, device: str, members, *, pin_memory: bool) -> None:
+        super().__init__(device, members)
+
+    def refill(self, prefixes) -> None:
+        pass
+
+    def copy_to_gpu(self, prefixes, *, stream=None) -> None:
+        for key, n in prefixes.items():
+            member = self[key] if isinstance(key, str) else key
+            member.gpu[:n].copy_(member.cpu[:n], non_blocking=True)
+
+
+class PlainRows:
+    """A table whose host side is kept whole, and copied whole."""
+
+    def __init__(self, rows: int, cols: int, dtype: torch.dtype, device: str) -> None:
+        self.cpu = torch.zeros(rows, cols, dtype=dtype, pin_memory=True)
+        self.gpu = torch.zeros(rows, cols, dtype=dtype, device=device)
+
+    def stage(self, row: int, start: int, values) -> None:
+        self.cpu[row, start : start + len(values)] = torch.as_tensor(values)
+
+    @staticmethod
+    def apply_all(tables: list[PlainRows]) -> None:
+        for table in tables:
+            table.gpu.copy_(table.cpu, non_blocking=True)
+
+
+PLAIN = {
+    "buffers": lambda: Driver(PlainBuffer, ()),
+    "groups": lambda: Driver(CpuGpuBuffer, POLICIES, make_group=PlainGroup),
+    "rows": lambda: Driver(
+        CpuGpuBuffer, POLICIES, make_rows=PlainRows, apply_rows=PlainRows.apply_all
+    ),
+}
 
 
 def settle(in_use: int = 0) -> int:
@@ -89,7 +140,7 @@ def test_no_byte_is_wrong_and_nothing_is_left(schedule, seed, request):
         def __init__(self) -> None:
             super().__init__()
             sim.set_policy(schedule, seed=seed)
-            self.driver = Driver(CpuGpuBuffer, POLICIES)
+            self.driver = make_driver()
 
         @rule(kind=st.sampled_from(Driver.KINDS), seed=st.integers(0, 2**32 - 1))
         def step(self, kind: str, seed: int) -> None:
@@ -113,11 +164,11 @@ def test_no_byte_is_wrong_and_nothing_is_left(schedule, seed, request):
     check_nothing_is_left(in_use)
 
 
-def run(make, policies, schedule: str, seed: int, operations: int) -> Driver:
+def run(make: Callable[[], Driver], schedule: str, seed: int, operations: int) -> Driver:
     """The same driver without hypothesis: quicker, and nothing shrinks."""
     rng = np.random.default_rng(seed)
     sim.set_policy(schedule, seed=seed)
-    driver = Driver(make, policies)
+    driver = make()
     for _ in range(operations):
         driver.step(
             Driver.KINDS[int(rng.integers(len(Driver.KINDS)))], int(rng.integers(2**32 - 1))
@@ -127,14 +178,15 @@ def run(make, policies, schedule: str, seed: int, operations: int) -> Driver:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_same_driver_finds_the_plain_buffers_race(schedule, seed):
+@pytest.mark.parametrize("plain", PLAIN)
+def test_the_same_driver_finds_the_race_of_the_plain_pattern(plain, schedule, seed):
     with pytest.raises(AssertionError):
-        run(PlainBuffer, (), schedule, seed, 2000)
+        run(PLAIN[plain], schedule, seed, 2000)
 
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES, "threads"])
 def test_long_runs_of_one_set_of_buffers(schedule, seed, request):
     in_use = settle()
     sim.clear_reports()
-    run(CpuGpuBuffer, POLICIES, schedule, seed, request.config.getoption("--ops"))
+    run(make_driver, schedule, seed, request.config.getoption("--ops"))
     check_nothing_is_left(in_use)

@@ -73,6 +73,20 @@ TEST_F(UploadRingTest, AFullRingWaitsForTheOldestAndLosesNothing) {
   EXPECT_TRUE(runtime_.violations().empty());
 }
 
+TEST_F(UploadRingTest, ALoweredLimitHoldsForARingThatHasGrown) {
+  runtime_.progress_after_queries(3);
+  const std::size_t nbytes = 64 << 10;
+  for (int i = 0; i < 40; ++i) copy(nbytes);
+  runtime_.run_all();
+  EXPECT_GT(ring_.stats().capacity_nbytes, UploadRing::kMinLimitNbytes);
+  ring_.set_limit(UploadRing::kMinLimitNbytes);
+  for (int i = 0; i < 40; ++i) {
+    copy(nbytes, i);
+    EXPECT_LE(ring_.stats().in_flight_nbytes, UploadRing::kMinLimitNbytes);
+  }
+  EXPECT_GT(ring_.stats().waits, 0u);
+}
+
 TEST_F(UploadRingTest, ACopyLargerThanTheLimitStillPasses) {
   runtime_.progress_after_queries(1);
   const std::size_t nbytes = 3 * kLimit;
@@ -119,6 +133,17 @@ TEST_F(UploadRingTest, TrimGivesBackAllThatIsIdle) {
   pool_.trim();
   EXPECT_EQ(runtime_.pinned_nbytes(), 0u);
   copy(1000);  // and it goes on
+}
+
+TEST_F(UploadRingTest, TrimFindsAFillThatALaterCopyOvertook) {
+  const Slot fill = ring_.reserve_block(1000);
+  copy(1000);  // reserved later, committed sooner
+  Event event = events_.acquire();
+  event.record(stream_);
+  ring_.commit(fill, event);
+  runtime_.run_all();
+  ring_.trim();
+  EXPECT_EQ(ring_.stats().in_flight_slots, 0u);
 }
 
 TEST_F(UploadRingTest, AFailedAllocationClaimsNothing) {

@@ -145,10 +145,9 @@ void ScriptedRuntime::launch_graph(std::uint64_t graph, int device, StreamHandle
   const std::lock_guard<std::mutex> lock(mutex_);
   Stream& target = stream_of("launch_graph", device, stream);
   for (Operation operation : graphs_.at(graph).operations) {
-    if (operation.external_record) {
-      operation.record_version = ++operation.records->recorded;
-      operation.records->record_device = device;
-      operation.records->record_stream = stream;
+    if (operation.external_event != nullptr) {
+      operation.records = std::make_shared<Recording>(Recording{device, stream});
+      operation.external_event->latest = operation.records;
     }
     enqueue(target, std::move(operation));
   }
@@ -266,16 +265,13 @@ void ScriptedRuntime::enqueue(Stream& stream, Operation operation) {
 bool ScriptedRuntime::step_locked(Stream& stream) {
   if (stream.queue.empty()) return false;
   Operation& head = stream.queue.front();
-  if (head.waits_for != nullptr && head.waits_for->completed < head.wait_version) return false;
+  if (!complete(head.waits_for)) return false;
   const Operation operation = std::move(head);
   stream.queue.pop_front();
   // After an error that destroyed the context nothing runs; events do not complete.
   if (!context_lost()) {
     if (operation.run) operation.run();
-    if (operation.records != nullptr) {
-      operation.records->completed =
-          std::max(operation.records->completed, operation.record_version);
-    }
+    if (operation.records != nullptr) operation.records->complete = true;
   }
   progressed_.notify_all();
   return true;
@@ -285,13 +281,12 @@ bool ScriptedRuntime::step_locked(Stream& stream) {
 bool ScriptedRuntime::drain(Stream& stream) {
   while (!stream.queue.empty()) {
     if (step_locked(stream)) continue;
-    // Copies: the other stream may wait for this one in turn, and run its head.
-    const EventPointer blocker = stream.queue.front().waits_for;
-    const std::uint64_t version = stream.queue.front().wait_version;
-    const auto source = streams_.find({blocker->record_device, blocker->record_stream});
+    // A copy: the other stream may wait for this one in turn, and run its head.
+    const RecordingPointer blocker = stream.queue.front().waits_for;
+    const auto source = streams_.find({blocker->device, blocker->stream});
     if (source == streams_.end() || &source->second == &stream) return false;
     drain(source->second);
-    if (blocker->completed < version) return false;
+    if (!complete(blocker)) return false;
   }
   return true;
 }
@@ -300,20 +295,16 @@ void ScriptedRuntime::drain_all() {
   for (auto& [key, stream] : streams_) drain(stream);
 }
 
-void ScriptedRuntime::make_progress(const EventPointer& event) {
-  const auto source = streams_.find({event->record_device, event->record_stream});
+void ScriptedRuntime::make_progress(const RecordingPointer& recording) {
+  const auto source = streams_.find({recording->device, recording->stream});
   if (source == streams_.end()) return;
   Stream& stream = source->second;
-  while (!complete(*event) && !stream.queue.empty()) {
+  while (!complete(recording) && !stream.queue.empty()) {
     if (step_locked(stream)) continue;
-    const EventPointer blocker = stream.queue.front().waits_for;
-    const std::uint64_t version = stream.queue.front().wait_version;
-    if (blocker->record_stream == event->record_stream &&
-        blocker->record_device == event->record_device) {
-      return;
-    }
+    const RecordingPointer blocker = stream.queue.front().waits_for;
+    if (blocker->stream == recording->stream && blocker->device == recording->device) return;
     make_progress(blocker);
-    if (blocker->completed < version) return;
+    if (!complete(blocker)) return;
   }
 }
 
@@ -423,8 +414,7 @@ void ScriptedRuntime::stream_wait_event(int device, StreamHandle stream, EventHa
   enter("stream_wait_event");
   expect_current("stream_wait_event", device);
   Operation operation;
-  operation.waits_for = event_of("stream_wait_event", event);
-  operation.wait_version = operation.waits_for->recorded;
+  operation.waits_for = event_of("stream_wait_event", event)->latest;
   enqueue(stream_of("stream_wait_event", device, stream), std::move(operation));
 }
 
@@ -477,11 +467,9 @@ void ScriptedRuntime::record_event(int device, EventHandle event, StreamHandle s
     return;
   }
   state->captured = false;
-  state->record_device = device;
-  state->record_stream = stream;
   Operation operation;
-  operation.records = state;
-  operation.record_version = ++state->recorded;
+  operation.records = std::make_shared<Recording>(Recording{device, stream});
+  state->latest = operation.records;
   enqueue(target, std::move(operation));
 }
 
@@ -491,12 +479,13 @@ void ScriptedRuntime::record_external_event(int device, EventHandle event, Strea
   expect_current("record_external_event", device);
   Stream& target = stream_of("record_external_event", device, stream);
   const EventPointer state = event_of("record_external_event", event);
-  state->record_device = device;
-  state->record_stream = stream;
   Operation operation;
-  operation.records = state;
-  operation.external_record = true;
-  if (target.capture == 0) operation.record_version = ++state->recorded;
+  if (target.capture != 0) {
+    operation.external_event = state;
+  } else {
+    operation.records = std::make_shared<Recording>(Recording{device, stream});
+    state->latest = operation.records;
+  }
   enqueue(target, std::move(operation));
 }
 
@@ -505,11 +494,11 @@ bool ScriptedRuntime::query_event(int, EventHandle event) {
   enter("query_event");
   const EventPointer state = event_of("query_event", event);
   if (state->captured) raise("query_event", kErrorCapturedEvent);
-  if (!complete(*state) && progress_after_ > 0 &&
+  if (!complete(state->latest) && progress_after_ > 0 &&
       ++state->incomplete_queries % progress_after_ == 0) {
-    make_progress(state);
+    make_progress(state->latest);
   }
-  return complete(*state);
+  return complete(state->latest);
 }
 
 void ScriptedRuntime::synchronize_event(int, EventHandle event) {
@@ -517,10 +506,11 @@ void ScriptedRuntime::synchronize_event(int, EventHandle event) {
   enter("synchronize_event");
   const EventPointer state = event_of("synchronize_event", event);
   if (state->captured) raise("synchronize_event", kErrorCapturedEvent);
+  const RecordingPointer recording = state->latest;
   if (waits_block_) {
-    progressed_.wait(lock, [&] { return complete(*state); });
-  } else {
-    make_progress(state);
+    progressed_.wait(lock, [&] { return complete(recording); });
+  } else if (recording != nullptr) {
+    make_progress(recording);
   }
 }
 

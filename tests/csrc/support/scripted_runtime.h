@@ -140,14 +140,19 @@ class ScriptedRuntime final : public Runtime {
                          void* argument) override;
 
  private:
+  // One record of an event. Who waits for it is not concerned by the event's next record.
+  struct Recording {
+    int device;
+    StreamHandle stream;
+    bool complete = false;
+  };
+  using RecordingPointer = std::shared_ptr<Recording>;
+
   struct EventState {
     int device;
-    std::uint64_t recorded = 0;   // version of the last record
-    std::uint64_t completed = 0;  // version that has run
+    RecordingPointer latest = nullptr;  // null: never recorded, which is complete
     bool captured = false;
     bool destroyed = false;  // the handle is gone, queued work still refers to it
-    int record_device = -1;  // where it was recorded last
-    StreamHandle record_stream = nullptr;
     std::uint64_t incomplete_queries = 0;
   };
   using EventPointer = std::shared_ptr<EventState>;
@@ -159,12 +164,10 @@ class ScriptedRuntime final : public Runtime {
 
   struct Operation {
     std::function<void()> run;
-    std::vector<Range> host;  // pinned or pageable memory that it touches
-    EventPointer waits_for;   // with wait_version: not runnable before
-    std::uint64_t wait_version = 0;
-    EventPointer records;
-    std::uint64_t record_version = 0;
-    bool external_record = false;
+    std::vector<Range> host;     // pinned or pageable memory that it touches
+    RecordingPointer waits_for;  // not runnable before
+    RecordingPointer records;
+    EventPointer external_event;  // in a graph: recorded anew at each launch
   };
 
   using StreamKey = std::pair<int, StreamHandle>;
@@ -196,8 +199,10 @@ class ScriptedRuntime final : public Runtime {
   bool step_locked(Stream& stream);
   bool drain(Stream& stream);
   void drain_all();
-  bool complete(const EventState& event) const { return event.completed >= event.recorded; }
-  void make_progress(const EventPointer& event);
+  static bool complete(const RecordingPointer& recording) {
+    return recording == nullptr || recording->complete;
+  }
+  void make_progress(const RecordingPointer& recording);
   void check_host_range(const char* call, const void* pointer, std::size_t nbytes) const;
   void note_if_in_use(const char* method, const void* pointer, std::size_t nbytes);
   Operation copy_operation(void* dst, const void* src, std::size_t nbytes, CopyKind kind) const;

@@ -241,6 +241,7 @@ TEST_F(CapturedCopiesTest, AReplayCopiesTheBytesOfTheLastRefill) {
   std::strcpy(host_, "even later");
   EXPECT_EQ(replay(graph), "later");
   EXPECT_EQ(copies_.counts().captured, 1u);
+  runtime_.destroy_graph(graph);
 }
 
 TEST_F(CapturedCopiesTest, ARefillWaitsUntilTheLastReplayHasRead) {
@@ -259,6 +260,7 @@ TEST_F(CapturedCopiesTest, ARefillWaitsUntilTheLastReplayHasRead) {
   runtime_.run_all();
   for (int round = 0; round < 8; ++round) EXPECT_EQ(log[round], std::to_string(round));
   EXPECT_GT(copies_.counts().waits, 0u);
+  runtime_.destroy_graph(graph);
 }
 
 TEST_F(CapturedCopiesTest, TheGraphKeepsTheSlotAndTheDeviceArray) {
@@ -291,6 +293,7 @@ TEST_F(CapturedCopiesTest, ACopyBehindAReplayOnAnotherStreamWaitsForIt) {
   EXPECT_FALSE(runtime_.step(0, b_));
   runtime_.run_all();
   EXPECT_STREQ(device_, "copied");
+  runtime_.destroy_graph(graph);
 }
 
 TEST_F(CapturedCopiesTest, ARefillPutsItsReplayBehindTheCopiesSoFar) {
@@ -303,6 +306,7 @@ TEST_F(CapturedCopiesTest, ARefillPutsItsReplayBehindTheCopiesSoFar) {
   EXPECT_FALSE(runtime_.step(0, a_));
   runtime_.run_all();
   EXPECT_STREQ(device_, "replayed");
+  runtime_.destroy_graph(graph);
 }
 
 TEST_F(CapturedCopiesTest, WhatCannotBeReplayedSafelyIsRefused) {

@@ -50,6 +50,8 @@ TEST_F(GraphSlotTest, WaitsForEveryGraphThatReadsIt) {
   EXPECT_TRUE(slot_->wait());
   EXPECT_EQ(runtime_.pending(0, other), 0u);
   EXPECT_FALSE(slot_->wait());
+  runtime_.destroy_graph(first);
+  runtime_.destroy_graph(second);
 }
 
 TEST_F(GraphSlotTest, ForgetsTheCopiesOfGraphsThatAreGone) {

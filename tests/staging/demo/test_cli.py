@@ -203,24 +203,29 @@ def test_where_copies_run_late_the_plain_loop_is_wrong_and_the_staging_loop_is_r
 
 
 @pytest.mark.sim
-def test_staging_an_array_is_one_copy_and_one_event(reports):
+def test_staging_an_array_is_one_copy_and_one_event_and_so_is_a_group(reports):
     report = reports["lazy"]
     arrays = len(report["workload"]["inputs"])
-    plain, staged = (report["loops"][name]["runtime_calls_per_step"] for name in report["loops"])
+    plain, staged, group = (
+        report["loops"][name]["runtime_calls_per_step"] for name in ("plain", "staging", "group")
+    )
     assert plain["cudaMemcpyAsync"] == staged["cudaMemcpyAsync"] == arrays
     assert staged["cudaEventRecord"] == arrays
-    assert not [name for name in staged if "Synchronize" in name]
+    assert group.get("cudaMemcpyAsync", 0) + group.get("cudaLaunchKernel", 0) == 1
+    assert group["cudaEventRecord"] == 1
+    assert not [name for name in (*staged, *group) if "Synchronize" in name]
 
 
 @pytest.mark.sim
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_staging_loop_is_right_under_every_schedule(reports, name):
+def test_the_staging_loops_are_right_under_every_schedule(reports, name):
     report = reports[name]
     assert report["status"] == 0
     assert report["device"]["policy"] == VARIANTS[name][0]
-    staged = report["loops"]["staging"]
-    assert staged["checked_steps"] == report["workload"]["steps"] > 0
-    assert staged["wrong_steps"] == 0
+    for loop in ("staging", "group"):
+        staged = report["loops"][loop]
+        assert staged["checked_steps"] == report["workload"]["steps"] > 0
+        assert staged["wrong_steps"] == 0
 
 
 @pytest.mark.sim
