@@ -19,10 +19,15 @@ StreamRef stream_of(const at::TensorBase& tensor, std::optional<StreamRef> strea
   return stream ? *stream : current_stream(tensor.device().index());
 }
 
-// Behind an error: some of the work may have been enqueued. A stream that captures had none, and
-// waiting for it would end the capture.
-void give_up(MemoryUse& use, Runtime& runtime, StreamRef stream) {
-  if (runtime.capture_status(stream.device, stream.handle) == CaptureStatus::kNone) use.failed();
+// Behind an error: some of the work may have been enqueued, and uses the memory yet. On a stream
+// that captures nothing was.
+void give_up(MemoryUse& use, Runtime& runtime, StreamRef stream) noexcept {
+  try {
+    if (runtime.capture_status(stream.device, stream.handle) == CaptureStatus::kNone) {
+      use.enqueued();
+    }
+  } catch (...) {  // the error that led here is the one to report
+  }
 }
 
 BlockDownload start_download(const at::TensorBase& tensor, MemoryUse& use, StreamRef stream,
