@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import signal
 
 import pytest
 
@@ -24,6 +25,13 @@ def cuda_available() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def pytest_configure() -> None:
+    # Whoever is started in the background by a shell ignores Ctrl-C, and so would what the tests
+    # interrupt.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
