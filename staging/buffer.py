@@ -121,10 +121,7 @@ class CpuGpuBuffer(_C.Buffer):
             # The device first: pinned memory then belongs to its context, not to one that
             # would be made for it on the current device.
             gpu = torch.zeros(shape, dtype=dtype, device=place)
-            if pin:
-                cpu = pinned_zeros(shape, dtype=dtype, device=gpu.device)
-            else:
-                cpu = torch.zeros(shape, dtype=dtype, device="cpu")
+            cpu = host_zeros(shape, dtype, pin=pin, near=gpu.device)
         self._set_up(
             cpu, gpu, pin=pin, with_numpy=with_numpy, ml_dtype=ml_dtype, reuse=reuse, name=name
         )
@@ -368,6 +365,15 @@ def _slot_view(
     if 0 in shape:
         return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(slot, dtype=torch.uint8).view(dtype).view(shape)
+
+
+def host_zeros(
+    shape: int | tuple[int, ...], dtype: torch.dtype, *, pin: bool, near: torch.device
+) -> torch.Tensor:
+    """Return a host tensor of zeros; pinned, it is of the pool and near the device ``near``."""
+    if pin:
+        return pinned_zeros(shape, dtype=dtype, device=near)
+    return torch.zeros(shape, dtype=dtype, device="cpu")
 
 
 def shape_of(size: tuple[Any, ...]) -> tuple[int, ...]:

@@ -8,9 +8,8 @@ from math import prod
 from typing import Any
 
 from staging import cost_table
-from staging.buffer import CpuGpuBuffer, ml_dtype_of, shape_of
+from staging.buffer import CpuGpuBuffer, host_zeros, ml_dtype_of, shape_of
 from staging.extension import _C, torch
-from staging.memory import pinned_zeros
 
 # A member begins at a multiple of this many bytes, on both sides: GroupCopies::kAlignment.
 _ALIGNMENT = 256
@@ -157,10 +156,7 @@ class StagingGroup(_C.Group):
         with torch.inference_mode(False), torch.no_grad():
             # The device first: pinned memory then belongs to its context.
             gpu = torch.zeros(self.nbytes, dtype=torch.uint8, device=place)
-            if pin:
-                cpu = pinned_zeros(self.nbytes, dtype=torch.uint8, device=gpu.device)
-            else:
-                cpu = torch.zeros(self.nbytes, dtype=torch.uint8, device="cpu")
+            cpu = host_zeros(self.nbytes, torch.uint8, pin=pin, near=gpu.device)
             super().__init__(cpu, gpu, pin, keep_tails, name)
             self._members: dict[str, GroupBuffer] = {}
             for slot in layout:
