@@ -7,10 +7,8 @@ Drawn by hypothesis, so that a failure shrinks to few operations. CI does a shar
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,13 +18,11 @@ torch = pytest.importorskip("torch")
 from hypothesis import HealthCheck, Phase, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test  # noqa: E402
+from race_driver import Driver  # noqa: E402
 
 import staging  # noqa: E402
 from staging import CpuGpuBuffer, StagedRows, StagingGroup, apply_rows, sim  # noqa: E402
 from staging.extension import _C  # noqa: E402
-
-sys.path.insert(0, str(Path(__file__).parent))
-from race_driver import Driver  # noqa: E402
 
 SCHEDULES = ["lazy", "random"]
 POLICIES = ("snapshot", "snapshot", "wait", "unchecked")
