@@ -83,10 +83,10 @@ class Buffer {
         row_nbytes_(rows_ > 0 ? nbytes_ / static_cast<std::size_t>(rows_) : 0),
         pinned_(pinned),
         reuse_(reuse_argument(reuse)),
-        name_(std::move(name)) {
+        name_(std::move(name)),
+        streams_(gpu_) {
     if (gpu_.is_cuda()) {
       device_ = gpu_.device().index();
-      known_stream_ = torch_ops::current_stream(device_);
       copies_ = std::make_unique<BufferCopies>(
           DeviceContext::of(device_),
           BufferCopies::Arrays{.host = cpu_.mutable_data_ptr(),
@@ -114,7 +114,7 @@ class Buffer {
     const NvtxRange range(name_, "copy_to_gpu");
     if (copies_) {
       if (nbytes > kHintNbytes && reuse_ == Reuse::kSnapshot) hint_once(nbytes);
-      const StreamRef on = stream_of(stream);
+      const StreamRef on = streams_.of(stream);
       enqueue([&] { return copies_->upload(on, nbytes); });
     } else if (gpu_.is_cpu()) {
       std::memcpy(gpu_.mutable_data_ptr(), cpu_.const_data_ptr(), nbytes);
@@ -129,7 +129,7 @@ class Buffer {
     const NvtxRange range(name_, "copy_to_cpu");
     if (copies_) {
       if (!pinned_ && nbytes > 0) report_slow_path(kPageableDestination);
-      const StreamRef on = stream_of(stream);
+      const StreamRef on = streams_.of(stream);
       enqueue([&] {
         copies_->download(on, nbytes);
         return nbytes > 0 && reuse_ != Reuse::kUnchecked;
@@ -145,7 +145,7 @@ class Buffer {
   std::unique_ptr<FillSlot> begin_fill(py::handle n, py::handle stream) {
     const std::size_t nbytes = prefix_nbytes(n);
     if (!copies_ || nbytes == 0) return std::make_unique<FillSlot>(nbytes);
-    const StreamRef on = stream_of(stream);
+    const StreamRef on = streams_.of(stream);
     const py::gil_scoped_release no_gil;
     return std::make_unique<FillSlot>(copies_->begin_fill(on, nbytes), nbytes);
   }
@@ -176,7 +176,7 @@ class Buffer {
       count(host_counts_.fetches, host_counts_.to_cpu_nbytes, nbytes);
       return handle;
     }
-    const StreamRef on = stream_of(stream);
+    const StreamRef on = streams_.of(stream);
     const py::gil_scoped_release no_gil;
     torch_ops::watch_copies();  // the user may let PyTorch copy the result on
     PinnedBlock block = copies_->context().pool().allocate(nbytes, device_);
@@ -200,7 +200,7 @@ class Buffer {
                        gpu_.device().str());
     }
     const NvtxRange range(name_, "refill");
-    const StreamRef on = stream_of(stream);
+    const StreamRef on = streams_.of(stream);
     const py::gil_scoped_release no_gil;
     copies_->refill(on, nbytes);
   }
@@ -292,17 +292,6 @@ class Buffer {
     return static_cast<std::size_t>(rows_argument(n)) * row_nbytes_;
   }
 
-  StreamRef stream_of(py::handle stream) {
-    const StreamRef on =
-        stream.is_none() ? torch_ops::current_stream(device_) : *stream_argument(stream, device_);
-    if (!(on == known_stream_)) {
-      // Once per change of stream: the caching allocator remembers it until it frees.
-      torch_ops::keep_device_memory(gpu_, on);
-      known_stream_ = on;
-    }
-    return on;
-  }
-
   py::object prefix(const at::TensorBase& tensor, const py::object& whole, View& view,
                     py::handle n) {
     if (n.is_none()) return whole;
@@ -337,8 +326,8 @@ class Buffer {
   const bool pinned_;
   const Reuse reuse_;
   const std::string name_;
+  TensorStreams streams_;
   int device_ = -1;
-  StreamRef known_stream_;                // whose use of `gpu` the caching allocator knows
   std::unique_ptr<BufferCopies> copies_;  // null: no device, copies are immediate
   BufferCounts host_counts_;              // of those
   HostGuard guard_;

@@ -37,10 +37,10 @@ class Group {
       : cpu_(unpack_tensor(cpu, "cpu")),
         gpu_(unpack_tensor(gpu, "gpu")),
         pinned_(pinned),
-        name_(std::move(name)) {
+        name_(std::move(name)),
+        streams_(gpu_) {
     if (!gpu_.is_cuda()) return;
     device_ = gpu_.device().index();
-    known_stream_ = torch_ops::current_stream(device_);
     copies_ = std::make_shared<GroupCopies>(
         DeviceContext::of(device_),
         GroupCopies::Arenas{.host = static_cast<std::byte*>(cpu_.mutable_data_ptr()),
@@ -75,7 +75,7 @@ class Group {
     const Parts parts = parts_of(prefixes);
     const NvtxRange range(name_, "copy_to_gpu");
     if (copies_) {
-      const StreamRef on = stream_of(stream);
+      const StreamRef on = streams_.of(stream);
       enqueue(parts, [&] { return copies_->upload(on, {parts.data(), parts.size()}); });
     } else if (gpu_.is_cpu()) {
       for (const Part& part : parts) {
@@ -93,7 +93,7 @@ class Group {
     const NvtxRange range(name_, "copy_to_cpu");
     if (copies_) {
       if (!pinned_) report_slow_path(kPageableArena);
-      const StreamRef on = stream_of(stream);
+      const StreamRef on = streams_.of(stream);
       enqueue(parts, [&] {
         copies_->download(on, {parts.data(), parts.size()});
         return true;
@@ -116,7 +116,7 @@ class Group {
                        gpu_.device().str());
     }
     const NvtxRange range(name_, "refill");
-    const StreamRef on = stream_of(stream);
+    const StreamRef on = streams_.of(stream);
     const py::gil_scoped_release no_gil;
     for (const Part& part : parts) {
       members_[part.member].parts.copies->refill(on, part.nbytes);
@@ -255,17 +255,6 @@ class Group {
     return static_cast<std::size_t>(rows) * parts.row_nbytes;
   }
 
-  StreamRef stream_of(py::handle stream) {
-    const StreamRef on =
-        stream.is_none() ? torch_ops::current_stream(device_) : *stream_argument(stream, device_);
-    if (!(on == known_stream_)) {
-      // Once per change of stream: the caching allocator remembers it until it frees.
-      torch_ops::keep_device_memory(gpu_, on);
-      known_stream_ = on;
-    }
-    return on;
-  }
-
   // Runs `operation`, which says whether the device uses the host arrays now, without the GIL.
   template <typename Operation>
   void enqueue(const Parts& parts, Operation operation) {
@@ -290,8 +279,8 @@ class Group {
   const at::TensorBase gpu_;
   const bool pinned_;
   const std::string name_;
+  TensorStreams streams_;
   int device_ = -1;
-  StreamRef known_stream_;               // whose use of `gpu` the caching allocator knows
   std::shared_ptr<GroupCopies> copies_;  // null: no device, copies are immediate
   std::vector<Member> members_;
   py::dict lookup_;  // name, and member -> its index

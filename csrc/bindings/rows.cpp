@@ -27,10 +27,9 @@ class Rows {
         gpu_(unpack_tensor(gpu_object_, "gpu")),
         format_(format),
         name_(std::move(name)),
+        streams_(gpu_),
         staged_(context_of(gpu_), gpu_.mutable_data_ptr(), gpu_.size(0), gpu_.size(1),
-                gpu_.itemsize(), std::make_shared<c10::Storage>(gpu_.storage())) {
-    if (gpu_.is_cuda()) known_stream_ = torch_ops::current_stream(gpu_.device().index());
-  }
+                gpu_.itemsize(), std::make_shared<c10::Storage>(gpu_.storage())) {}
   Rows(const Rows&) = delete;  // one order of writes
   Rows& operator=(const Rows&) = delete;
 
@@ -86,7 +85,7 @@ class Rows {
     }
     const NvtxRange range(first.name_, "apply");
     StreamRef on;
-    for (Rows* table : tables) on = table->stream_of(stream);
+    for (Rows* table : tables) on = table->streams_.of(stream);
     {
       const py::gil_scoped_release no_gil;
       apply_rows(staged, on);
@@ -111,23 +110,11 @@ class Rows {
     return common(code) == common(format_);
   }
 
-  StreamRef stream_of(py::handle stream) {
-    if (!gpu_.is_cuda()) return {};
-    const int device = gpu_.device().index();
-    const StreamRef on =
-        stream.is_none() ? torch_ops::current_stream(device) : *stream_argument(stream, device);
-    if (!(on == known_stream_)) {
-      torch_ops::keep_device_memory(gpu_, on);
-      known_stream_ = on;
-    }
-    return on;
-  }
-
   const py::object gpu_object_;
   const at::TensorBase gpu_;
   const std::string format_;
   const std::string name_;
-  StreamRef known_stream_;  // whose use of `gpu` the caching allocator knows
+  TensorStreams streams_;
   StagedRows staged_;
 };
 

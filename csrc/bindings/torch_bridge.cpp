@@ -40,4 +40,20 @@ std::optional<StreamRef> stream_argument(py::handle stream, int device) {
   return torch_ops::stream_ref(device, reinterpret_cast<StreamHandle>(handle), from_torch);
 }
 
+TensorStreams::TensorStreams(const at::TensorBase& tensor) : tensor_(tensor) {
+  if (tensor_.is_cuda()) known_ = torch_ops::current_stream(tensor_.device().index());
+}
+
+StreamRef TensorStreams::of(py::handle stream) {
+  if (!tensor_.is_cuda()) return {};
+  const int device = tensor_.device().index();
+  const StreamRef on =
+      stream.is_none() ? torch_ops::current_stream(device) : *stream_argument(stream, device);
+  if (!(on == known_)) {
+    torch_ops::keep_device_memory(tensor_, on);
+    known_ = on;
+  }
+  return on;
+}
+
 }  // namespace staging::bindings

@@ -18,4 +18,19 @@ pybind11::object wrap_tensor(const at::TensorBase& tensor);
 // where it belongs to another device than `device`.
 std::optional<StreamRef> stream_argument(pybind11::handle stream, int device);
 
+// The streams on which the calls of one object use its device tensor. The tensor's allocator is
+// told of a stream once, when a call changes to it: it remembers it until it frees the memory.
+// Needs the GIL.
+class TensorStreams {
+ public:
+  explicit TensorStreams(const at::TensorBase& tensor);
+  // The stream of a call: `stream`, or the current one of the tensor's device. None where the
+  // tensor is on the host.
+  StreamRef of(pybind11::handle stream);
+
+ private:
+  const at::TensorBase tensor_;
+  StreamRef known_;
+};
+
 }  // namespace staging::bindings

@@ -16,11 +16,6 @@ UploadRing::Tag next_tag() noexcept {
   return tags.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-// For counters that only one thread at a time writes.
-void add(std::atomic<std::uint64_t>& counter, std::uint64_t amount) noexcept {
-  counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
-}
-
 std::uint64_t elapsed_us(PollClock::time_point start) {
   return static_cast<std::uint64_t>(
       std::chrono::duration_cast<std::chrono::microseconds>(PollClock::now() - start).count());
@@ -71,16 +66,8 @@ BufferCopies::~BufferCopies() {
   keep_until_unused(context_, order_, arrays_.host_owner, arrays_.device_owner);
 }
 
-bool BufferCopies::capturing(StreamRef stream) const {
-  const CaptureStatus status = context_.runtime().capture_status(stream.device, stream.handle);
-  if (status == CaptureStatus::kInvalidated) [[unlikely]] {
-    throw StateError("the stream's CUDA graph capture was invalidated by an earlier error");
-  }
-  return status == CaptureStatus::kActive;
-}
-
 void BufferCopies::check_not_capturing(StreamRef stream, const char* what) const {
-  if (!capturing(stream)) return;
+  if (!context_.capturing(stream)) return;
   throw StateError(detail::join_message(
       what,
       " cannot be captured in a CUDA graph: at replay it would use host memory that is not "
@@ -98,7 +85,7 @@ bool BufferCopies::upload(StreamRef stream, std::size_t nbytes) {
   Runtime::check_not_forked();
   const DeviceScope scope(context_.runtime(), stream.device);
   CopyOrder::Turn turn(order_);
-  if (capturing(stream)) [[unlikely]] {
+  if (context_.capturing(stream)) [[unlikely]] {
     capture(stream, nbytes);
     return false;
   }
@@ -126,8 +113,8 @@ bool BufferCopies::upload(StreamRef stream, std::size_t nbytes) {
     }
     count_waits(report.waits, report.waited_us);
   }
-  add(counts_.to_gpu, 1);
-  add(counts_.to_gpu_nbytes, nbytes);
+  detail::add(counts_.to_gpu, 1);
+  detail::add(counts_.to_gpu_nbytes, nbytes);
   return direct && reuse_ != Reuse::kUnchecked;
 }
 
@@ -139,8 +126,8 @@ void BufferCopies::download(StreamRef stream, std::size_t nbytes) {
     CopyOrder::Turn turn(order_);
     check_not_capturing(stream, "copy_to_cpu()");
     copy_host_array(turn, stream, nbytes, CopyKind::kDeviceToHost);
-    add(counts_.to_cpu, 1);
-    add(counts_.to_cpu_nbytes, nbytes);
+    detail::add(counts_.to_cpu, 1);
+    detail::add(counts_.to_cpu_nbytes, nbytes);
   }
   if (!arrays_.host_is_pinned) wait_host();
 }
@@ -167,7 +154,7 @@ void BufferCopies::capture(StreamRef stream, std::size_t nbytes) {
     if (graph_slot_->poisoned()) graph_slot_.reset();  // what its graph reads never changes now
     throw;
   }
-  add(counts_.captured, 1);
+  detail::add(counts_.captured, 1);
 }
 
 void BufferCopies::write_graph_slot(std::size_t nbytes) {
@@ -223,8 +210,8 @@ Fetch BufferCopies::fetch(StreamRef stream, void* dst, std::size_t nbytes, bool*
   check_not_capturing(stream, "fetch()");
   Event event = copy(turn, stream, dst, arrays_.device, nbytes, CopyKind::kDeviceToHost,
                      /*uses_host=*/false, lost);
-  add(counts_.fetches, 1);
-  add(counts_.to_cpu_nbytes, nbytes);
+  detail::add(counts_.fetches, 1);
+  detail::add(counts_.to_cpu_nbytes, nbytes);
   return Fetch(context_, std::move(event));
 }
 
@@ -259,8 +246,8 @@ void BufferCopies::end_fill(ReservedSlot slot, std::size_t nbytes) {
     if (report.lost) turn.lost(stream);
     throw;
   }
-  add(counts_.to_gpu, 1);
-  add(counts_.to_gpu_nbytes, nbytes);
+  detail::add(counts_.to_gpu, 1);
+  detail::add(counts_.to_gpu_nbytes, nbytes);
 }
 
 void BufferCopies::wait_host() {
@@ -274,14 +261,14 @@ void BufferCopies::join_group(StreamRef stream) {
 }
 
 void BufferCopies::uploaded_by_group(std::size_t nbytes) noexcept {
-  add(counts_.to_gpu, 1);
-  add(counts_.to_gpu_nbytes, nbytes);
+  detail::add(counts_.to_gpu, 1);
+  detail::add(counts_.to_gpu_nbytes, nbytes);
 }
 
 void BufferCopies::downloaded_by_group(const Event& event, std::size_t nbytes) {
   order_.host_used_by_group(event);
-  add(counts_.to_cpu, 1);
-  add(counts_.to_cpu_nbytes, nbytes);
+  detail::add(counts_.to_cpu, 1);
+  detail::add(counts_.to_cpu_nbytes, nbytes);
 }
 
 void BufferCopies::count_waits(std::uint64_t waits, std::uint64_t waited_us) noexcept {

@@ -43,6 +43,13 @@ void keep_until_unused(DeviceContext& context, const CopyOrder& order,
                        const std::shared_ptr<void>& host,
                        const std::shared_ptr<void>& device) noexcept;
 
+namespace detail {
+// To a counter that only one thread at a time writes.
+inline void add(std::atomic<std::uint64_t>& counter, std::uint64_t amount) noexcept {
+  counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
+}
+}  // namespace detail
+
 struct BufferCounts {
   std::uint64_t to_gpu = 0;
   std::uint64_t to_cpu = 0;
@@ -124,7 +131,6 @@ class BufferCopies {
   std::size_t slots_in_flight() { return context_.count_in_flight(tag_); }
 
  private:
-  bool capturing(StreamRef stream) const;
   void check_not_capturing(StreamRef stream, const char* what) const;
   UploadRing& ring_of(StreamRef stream);
   // Enqueues one copy in this turn and records its event. `uses_host`: the host array.

@@ -93,6 +93,14 @@ bool DeviceContext::addresses_pinned(const void* pinned) {
   return known == Addressing::kSame;
 }
 
+bool DeviceContext::capturing(StreamRef stream) const {
+  const CaptureStatus status = runtime_.capture_status(stream.device, stream.handle);
+  if (status == CaptureStatus::kInvalidated) [[unlikely]] {
+    throw StateError("the stream's CUDA graph capture was invalidated by an earlier error");
+  }
+  return status == CaptureStatus::kActive;
+}
+
 std::size_t DeviceContext::trim() {
   Runtime::check_not_forked();
   reap();

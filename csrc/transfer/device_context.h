@@ -46,6 +46,8 @@ class DeviceContext {
   PinnedPool& pool() noexcept { return pool_; }
   EventNotifier& notifier() noexcept { return notifier_; }
 
+  // Whether `stream` captures a CUDA graph; throws StateError where an error ended the capture.
+  bool capturing(StreamRef stream) const;
   // The ring of a stream, made on first use. It is dropped when its stream is found to be
   // gone: whoever keeps it, keeps its memory.
   std::shared_ptr<UploadRing> ring(StreamRef stream);

@@ -27,11 +27,6 @@ bool by_member(const GroupCopies::Part& a, const GroupCopies::Part& b) {
   return a.member < b.member;
 }
 
-// For counters that only one thread at a time writes.
-void add(std::atomic<std::uint64_t>& counter, std::uint64_t amount) noexcept {
-  counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
-}
-
 }  // namespace
 
 GroupCopies::GroupCopies(DeviceContext& context, Arenas arenas, bool keep_tails)
@@ -55,19 +50,11 @@ std::uint32_t GroupCopies::add_member(std::size_t offset, std::size_t nbytes) {
   return static_cast<std::uint32_t>(members_.size() - 1);
 }
 
-bool GroupCopies::capturing(StreamRef stream) const {
-  const CaptureStatus status = context_.runtime().capture_status(stream.device, stream.handle);
-  if (status == CaptureStatus::kInvalidated) [[unlikely]] {
-    throw StateError("the stream's CUDA graph capture was invalidated by an earlier error");
-  }
-  return status == CaptureStatus::kActive;
-}
-
 bool GroupCopies::upload(StreamRef stream, std::span<const Part> parts) {
   if (parts.empty()) return false;
   Runtime::check_not_forked();
   const DeviceScope scope(context_.runtime(), stream.device);
-  if (capturing(stream)) [[unlikely]] {
+  if (context_.capturing(stream)) [[unlikely]] {
     for (const Part& part : parts) members_[part.member].copies->upload(stream, part.nbytes);
     return false;
   }
@@ -202,11 +189,11 @@ void GroupCopies::upload_in_turn(CopyOrder::Turn& turn, StreamRef stream,
     copied += part.nbytes;
     members_[part.member].copies->uploaded_by_group(part.nbytes);
   }
-  add(counts_.to_gpu, 1);
-  add(counts_.to_gpu_nbytes, copied);
-  add(counts_.operations, operations);
-  add(counts_.waits, report.waits);
-  add(counts_.waited_us, report.waited_us);
+  detail::add(counts_.to_gpu, 1);
+  detail::add(counts_.to_gpu_nbytes, copied);
+  detail::add(counts_.operations, operations);
+  detail::add(counts_.waits, report.waits);
+  detail::add(counts_.waited_us, report.waited_us);
 }
 
 void GroupCopies::download(StreamRef stream, std::span<const Part> parts) {
@@ -214,7 +201,7 @@ void GroupCopies::download(StreamRef stream, std::span<const Part> parts) {
   const DeviceScope scope(context_.runtime(), stream.device);
   {
     CopyOrder::Turn turn(order_);
-    if (capturing(stream)) {
+    if (context_.capturing(stream)) {
       throw StateError(
           "copy_to_cpu() of a group cannot be captured in a CUDA graph: at replay it would use "
           "host memory that is not guarded then. Call it outside the capture");
@@ -245,9 +232,9 @@ void GroupCopies::download(StreamRef stream, std::span<const Part> parts) {
       if (part.nbytes > 0) members_[part.member].copies->downloaded_by_group(event, part.nbytes);
     }
     turn.done(std::move(event), /*uses_host=*/false);
-    add(counts_.to_cpu, 1);
-    add(counts_.to_cpu_nbytes, copied);
-    add(counts_.operations, operations);
+    detail::add(counts_.to_cpu, 1);
+    detail::add(counts_.to_cpu_nbytes, copied);
+    detail::add(counts_.operations, operations);
   }
   if (arenas_.host_is_pinned) return;
   for (const Part& part : parts) members_[part.member].copies->wait_host();

@@ -99,7 +99,6 @@ class GroupCopies {
     std::size_t slot;
   };
 
-  bool capturing(StreamRef stream) const;
   std::vector<Part> used_by_the_device(std::span<const Part> parts);
   void join(CopyOrder::Turn& turn, StreamRef stream, std::span<const Part> parts);
   void joined(std::span<const Part> parts);
