@@ -25,7 +25,7 @@ void hash(std::size_t nbytes) {
   const std::vector<unsigned char> input(nbytes, 0x5a);
   const int operations = static_cast<int>(std::max<std::size_t>(1, (4U << 20) / (nbytes + 64)));
   const double cost =
-      nanoseconds(operations, [&] { sink = staging::blake3(input.data(), input.size())[0]; });
+      nanoseconds([&] { sink = staging::blake3(input.data(), input.size())[0]; }, operations);
   std::printf("hash %9zu bytes           %12.1f ns  %6.2f GB/s\n", nbytes, cost,
               static_cast<double>(nbytes) / cost);
 }
@@ -37,7 +37,7 @@ void plan(std::size_t count, std::int64_t side) {
   const std::vector<StridedBytes> tensors(
       count, StridedBytes{reinterpret_cast<const void*>(0x10000), 1, sizes, strides});
   std::size_t launches = 0;
-  const double cost = nanoseconds(1000, [&] { launches = DeviceBlake3(tensors).launch_count(); });
+  const double cost = nanoseconds([&] { launches = DeviceBlake3(tensors).launch_count(); }, 1000);
   std::printf("plan %3zu images of %4lld²: %2zu launches %10.1f ns\n", count,
               static_cast<long long>(side), launches, cost);
 }

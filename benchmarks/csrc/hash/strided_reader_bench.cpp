@@ -27,11 +27,13 @@ void report(const char* what, double nanoseconds_each) {
 }
 
 void read(const char* what, const StridedBytes& tensor, std::vector<std::byte>& block) {
-  report(what, nanoseconds(1, [&] {
-           StridedReader reader(tensor);
-           while (reader.read(block.data(), block.size()) > 0) {
-           }
-         }));
+  report(what, nanoseconds(
+                   [&] {
+                     StridedReader reader(tensor);
+                     while (reader.read(block.data(), block.size()) > 0) {
+                     }
+                   },
+                   1));
 }
 
 // A matrix of 4096 rows, read column by column.
@@ -49,11 +51,13 @@ void transposed(const char* what, std::int64_t element_nbytes, const void* data,
 int main() {
   const std::vector<std::byte> memory(2 * kNbytes, std::byte{1});
   std::vector<std::byte> block(kBlockNbytes);
-  report("memcpy in blocks", nanoseconds(1, [&] {
-           for (std::size_t at = 0; at < kNbytes; at += kBlockNbytes) {
-             std::memcpy(block.data(), memory.data() + at, kBlockNbytes);
-           }
-         }));
+  report("memcpy in blocks", nanoseconds(
+                                 [&] {
+                                   for (std::size_t at = 0; at < kNbytes; at += kBlockNbytes) {
+                                     std::memcpy(block.data(), memory.data() + at, kBlockNbytes);
+                                   }
+                                 },
+                                 1));
   transposed("transposed, elements of 1 byte", 1, memory.data(), block);
   transposed("transposed, elements of 2 bytes", 2, memory.data(), block);
   transposed("transposed, elements of 4 bytes", 4, memory.data(), block);

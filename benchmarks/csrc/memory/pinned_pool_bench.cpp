@@ -4,33 +4,17 @@
 //   ninja -C build/bench pinned_pool_bench && build/bench/pinned_pool_bench
 #include "memory/pinned_pool.h"
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <vector>
 
+#include "measure.h"
 #include "runtime/host_runtime.h"
 
 namespace {
 
 using staging::PinnedBlock;
 using staging::PinnedPool;
-
-// Of the rounds' means the median, in nanoseconds an operation.
-template <typename Operation>
-double nanoseconds(Operation operation) {
-  constexpr int kRounds = 21;
-  constexpr int kOperations = 20'000;
-  std::vector<double> means;
-  for (int round = 0; round < kRounds; ++round) {
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < kOperations; ++i) operation();
-    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
-    means.push_back(took.count() / kOperations);
-  }
-  std::nth_element(means.begin(), means.begin() + kRounds / 2, means.end());
-  return means[kRounds / 2];
-}
+using staging::benchmarks::nanoseconds;
 
 }  // namespace
 

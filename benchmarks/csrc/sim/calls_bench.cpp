@@ -5,14 +5,13 @@
 //   ninja -C build/sim sim_calls_bench && build/sim/sim_calls_bench
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
 
 #include "kernels/strided_copy.cuh"
+#include "measure.h"
 
 extern "C" {
 void** __cudaRegisterFatBinary(void*);
@@ -22,20 +21,7 @@ void __cudaRegisterFunction(void**, const char*, char*, const char*, int, uint3*
 
 namespace {
 
-// Of the rounds' means the median, in nanoseconds a call.
-template <typename Operation>
-double nanoseconds(Operation operation, int operations = 20'000) {
-  constexpr int kRounds = 21;
-  std::vector<double> means;
-  for (int round = 0; round < kRounds; ++round) {
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < operations; ++i) operation();
-    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
-    means.push_back(took.count() / operations);
-  }
-  std::nth_element(means.begin(), means.begin() + kRounds / 2, means.end());
-  return means[kRounds / 2];
-}
+using staging::benchmarks::nanoseconds;
 
 void show(const char* what, double ns) {
   std::printf("%-44s %8.1f ns\n", what, ns);

@@ -5,10 +5,11 @@
 #include "transfer/copy_plan.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <random>
 #include <vector>
+
+#include "measure.h"
 
 namespace {
 
@@ -16,22 +17,9 @@ using staging::CopyItem;
 using staging::CopyKind;
 using staging::CopyPlan;
 using staging::CostTable;
+using staging::benchmarks::nanoseconds;
 
-// Of the rounds' means the median, in nanoseconds an operation.
-template <typename Operation>
-double nanoseconds(Operation operation) {
-  constexpr int kRounds = 21;
-  constexpr int kOperations = 2'000;
-  std::vector<double> means;
-  for (int round = 0; round < kRounds; ++round) {
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < kOperations; ++i) operation();
-    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
-    means.push_back(took.count() / kOperations);
-  }
-  std::nth_element(means.begin(), means.begin() + kRounds / 2, means.end());
-  return means[kRounds / 2];
-}
+constexpr int kOperations = 2'000;
 
 std::vector<CopyItem> apart(std::vector<std::byte>& dst, std::vector<std::byte>& src,
                             std::size_t count) {
@@ -53,14 +41,16 @@ int main() {
   for (const std::size_t count : {1UL, 4UL, 16UL, 64UL, 256UL}) {
     std::vector<CopyItem> items = apart(dst, src, count);
     const auto per_item = [&](double total) { return total / static_cast<double>(count); };
-    const double chosen = nanoseconds([&] { plan.plan_disjoint(items, table.host_to_device, {}); });
-    const double sorted =
-        nanoseconds([&] { plan.plan(items, CopyKind::kHostToDevice, table.host_to_device, {}); });
+    const double chosen =
+        nanoseconds([&] { plan.plan_disjoint(items, table.host_to_device, {}); }, kOperations);
+    const double sorted = nanoseconds(
+        [&] { plan.plan(items, CopyKind::kHostToDevice, table.host_to_device, {}); }, kOperations);
     std::shuffle(items.begin(), items.end(), random);
-    const double shuffled =
-        nanoseconds([&] { plan.plan(items, CopyKind::kHostToDevice, table.host_to_device, {}); });
+    const double shuffled = nanoseconds(
+        [&] { plan.plan(items, CopyKind::kHostToDevice, table.host_to_device, {}); }, kOperations);
     const double device = nanoseconds(
-        [&] { plan.plan(items, CopyKind::kDeviceToDevice, table.device_to_device, {}); });
+        [&] { plan.plan(items, CopyKind::kDeviceToDevice, table.device_to_device, {}); },
+        kOperations);
     std::printf(
         "%4zu items  choose %8.1f ns (%5.1f each)  in order %8.1f (%5.1f)  shuffled %8.1f (%5.1f)"
         "  on one device %8.1f (%5.1f)\n",

@@ -11,8 +11,8 @@ namespace staging::benchmarks {
 
 // Of the rounds' means the median, in nanoseconds an operation.
 template <typename Operation>
-double nanoseconds(int operations, Operation operation) {
-  constexpr int kRounds = 15;
+double nanoseconds(Operation operation, int operations = 20'000) {
+  constexpr int kRounds = 21;
   std::vector<double> means;
   for (int round = 0; round < kRounds; ++round) {
     const auto start = std::chrono::steady_clock::now();
