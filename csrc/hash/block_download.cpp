@@ -66,17 +66,7 @@ void BlockDownload::enqueue(Block& block) {
   block.event = context_.events().acquire();
   copy_pinned_async(pool_, stream_, block.memory.data(), src_, block.nbytes,
                     CopyKind::kDeviceToHost);
-  try {
-    block.event.record(stream_.handle);
-  } catch (...) {
-    // Nobody knows when the copy ends: wait for it, or never reuse the block.
-    try {
-      runtime.synchronize_stream(stream_.device, stream_.handle);
-    } catch (...) {
-      (void)block.memory.detach();
-    }
-    throw;
-  }
+  record_behind_copy(runtime, stream_, block.event, block.memory);
   src_ += block.nbytes;
   nbytes_left_ -= block.nbytes;
 }

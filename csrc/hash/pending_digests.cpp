@@ -29,17 +29,7 @@ PendingDigests::PendingDigests(DeviceContext& context, PinnedPool& pool, StreamR
   std::byte* const digests = static_cast<std::byte*>(scratch);
   plan.enqueue(runtime, stream.device, stream.handle, digests + nbytes, digests);
   copy_pinned_async(pool, stream, result_.data(), digests, nbytes, CopyKind::kDeviceToHost);
-  try {
-    event.record(stream);
-  } catch (...) {
-    // Nobody knows when the copy ends: wait for it, or never reuse the block.
-    try {
-      runtime.synchronize_stream(stream.device, stream.handle);
-    } catch (...) {
-      (void)result_.detach();
-    }
-    throw;
-  }
+  record_behind_copy(runtime, stream, event, result_);
   result_.add_gate(event);
   fetch_ = Fetch(context, std::move(event));
 }

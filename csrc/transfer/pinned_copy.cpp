@@ -31,4 +31,17 @@ void copy_pinned_async(PinnedPool& pool, StreamRef stream, void* dst, const void
   }
 }
 
+void record_behind_copy(Runtime& runtime, StreamRef stream, Event& event, PinnedBlock& block) {
+  try {
+    event.record(stream);
+  } catch (...) {
+    try {
+      runtime.synchronize_stream(stream.device, stream.handle);
+    } catch (...) {
+      (void)block.detach();
+    }
+    throw;
+  }
+}
+
 }  // namespace staging

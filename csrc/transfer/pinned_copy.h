@@ -9,6 +9,7 @@
 #include <cstddef>
 
 #include "memory/pinned_pool.h"
+#include "stream/event.h"
 
 namespace staging {
 
@@ -16,5 +17,10 @@ namespace staging {
 // nothing. Where it throws, nothing of it is in flight.
 void copy_pinned_async(PinnedPool& pool, StreamRef stream, void* dst, const void* src,
                        std::size_t nbytes, CopyKind kind);
+
+// Records `event` on `stream` behind a copy into `block` that was enqueued there. Where that
+// fails nobody knows when the copy ends: it waits for the stream, or the block is never used
+// again; then it throws.
+void record_behind_copy(Runtime& runtime, StreamRef stream, Event& event, PinnedBlock& block);
 
 }  // namespace staging
