@@ -27,8 +27,6 @@ LAYERS["torch_ops"] = CORE
 LAYERS["bindings"] = CORE | {"torch_ops"}
 # The stand-in for CUDA runs the kernels' bodies, and knows nothing else of the core.
 LAYERS["sim"] = {"kernels", "runtime", "support"}
-# A native program for the tests of staging.process.
-LAYERS["frontend"] = set()
 
 SOURCES = sorted(
     path for path in CSRC.rglob("*") if path.suffix in {".h", ".cpp", ".cu", ".cuh", ".inc"}

@@ -53,7 +53,7 @@ def frontend_binary(tmp_path_factory: pytest.TempPathFactory) -> str:
     if given:
         assert os.access(given, os.X_OK), f"STAGING_TEST_FRONTEND={given!r} is no executable"
         return given
-    sources = ROOT / "csrc" / "frontend"
+    sources = ROOT / "tests" / "csrc" / "frontend"
     newest = max(path.stat().st_mtime for path in sources.iterdir())
     for built in sorted(ROOT.glob("build/**/staging_test_frontend")):
         if os.access(built, os.X_OK) and built.is_file() and built.stat().st_mtime >= newest:
