@@ -73,17 +73,15 @@ soak: build
 bench: build
 	$(ON_DEVICE) -m pytest -q benchmarks $(ARGS)
 
+# The list of tools is in .pre-commit-config.yaml.
 lint: $(VENV)/.deps
-	$(PY) -m ruff check .
-	$(PY) -m ruff format --check .
-	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.cpp' 'tests/*.h' | xargs $(VENV)/bin/clang-format --dry-run --Werror
-	$(PY) -m mypy
-	$(PY) -m pytest -q tests/test_layout.py
+	$(PY) -m pre_commit run --all-files --show-diff-on-failure
 
 format: $(VENV)/.deps
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.cpp' 'tests/*.h' | xargs $(VENV)/bin/clang-format -i
+	git ls-files '*CMakeLists.txt' | xargs $(VENV)/bin/gersemi --in-place --quiet
 
 clean:
 	rm -rf build staging/*.so staging/sim/lib $(VENV)/.built
