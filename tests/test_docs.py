@@ -70,7 +70,7 @@ def test_the_index_lists_every_decision():
 
 
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
-def test_a_decision_says_context_decision_and_consequences(page: Path):
+def test_a_decision_says_its_state_context_decision_and_consequences(page: Path):
     text = page.read_text()
-    assert text.startswith(f"# {page.name[:4]}. ")
+    assert re.match(rf"# {page.name[:4]}\. .+\n\nState: (in force|replaced by \[)", text)
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences"]
