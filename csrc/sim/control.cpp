@@ -76,9 +76,15 @@ size_t staging_sim_record_dropped() {
 }
 
 int staging_sim_fault_add(const char* call, uint64_t nth, int code, int sticky, int deferred) {
+  return staging_sim_fault_add_in("", call, nth, code, sticky, deferred);
+}
+
+int staging_sim_fault_add_in(const char* library, const char* call, uint64_t nth, int code,
+                             int sticky, int deferred) {
   const CallId id = find_call(call);
   if (id == CallId::kCount || nth == 0 || code == 0) return -1;
-  return Faults::get().add({id, nth, static_cast<cudaError_t>(code), sticky != 0, deferred != 0});
+  return Faults::get().add(
+      {id, nth, static_cast<cudaError_t>(code), sticky != 0, deferred != 0, library});
 }
 
 int staging_sim_fault_remove(int fault) {

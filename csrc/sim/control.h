@@ -40,6 +40,9 @@ size_t staging_sim_record_dropped(void);
 // -- faults ----------------------------------------------------------------------------
 // The `nth` next call of `call` fails with `code`. Returns a positive number to remove it by.
 int staging_sim_fault_add(const char* call, uint64_t nth, int code, int sticky, int deferred);
+// The same, of the calls from files whose path contains `library`.
+int staging_sim_fault_add_in(const char* library, const char* call, uint64_t nth, int code,
+                             int sticky, int deferred);
 // Returns how often it happened (0 or 1).
 int staging_sim_fault_remove(int fault);
 void staging_sim_fault_clear(void);

@@ -2,7 +2,9 @@
 //
 // Purpose: tests of what a program does when CUDA fails. A sticky fault destroys the
 //   context, so that every later call fails the same way. A deferred one lets the call
-//   succeed and fails (always sticky) when the work that it enqueued runs.
+//   succeed and fails (always sticky) when the work that it enqueued runs. One with a library
+//   counts the calls that this library makes, and no others: PyTorch's own guards end the
+//   process where a call of theirs fails.
 // Owner: the process. Thread-safety: safe, with a lock of its own.
 #pragma once
 
@@ -10,6 +12,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "sim/calls.h"
 
@@ -21,6 +24,7 @@ struct Fault {
   cudaError_t code;
   bool sticky;
   bool deferred;
+  std::string library;  // in the path of the file that makes the call; empty: any
 };
 
 class Faults {

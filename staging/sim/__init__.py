@@ -197,7 +197,7 @@ def _library() -> ctypes.CDLL | None:
         "record_stop": (None, []),
         "record_read": (size, [ctypes.POINTER(_CallEntry), size, size]),
         "record_dropped": (size, []),
-        "fault_add": (integer, [text, u64, integer, integer, integer]),
+        "fault_add_in": (integer, [text, text, u64, integer, integer, integer]),
         "fault_remove": (integer, [integer]),
         "set_policy": (integer, [text, u64]),
         "policy": (text, []),
@@ -398,7 +398,13 @@ def record(*, limit: int = 10_000) -> Iterator[Recorded]:
 
 @contextmanager
 def fault(
-    call: str, *, nth: int = 1, code: int = 999, sticky: bool = False, deferred: bool = False
+    call: str,
+    *,
+    nth: int = 1,
+    code: int = 999,
+    sticky: bool = False,
+    deferred: bool = False,
+    library: str | None = None,
 ) -> Iterator[Fault]:
     """Let the ``nth`` call of a name in a block fail.
 
@@ -407,7 +413,8 @@ def fault(
     call
         The entry point, such as ``"cudaEventCreateWithFlags"``.
     nth
-        Which one, from 1. Calls of other threads and of PyTorch count, too.
+        Which one, from 1. Calls of other threads count, too, and those of PyTorch unless
+        ``library`` leaves them out.
     code
         The ``cudaError_t`` that it returns; 2 is ``cudaErrorMemoryAllocation``, 999
         ``cudaErrorUnknown``.
@@ -417,6 +424,11 @@ def fault(
     deferred
         The call succeeds, and what it enqueued fails when it runs, as an illegal access on
         a device does. Such an error is always sticky.
+    library
+        Part of the path of the shared library (or program) whose calls count, such as
+        ``"libc10_cuda"``; of the extension of this package with ``staging.extension._C.__file__``.
+        PyTorch's guards end the process where a call of theirs fails. By default every
+        caller counts.
 
     Yields
     ------
@@ -429,7 +441,9 @@ def fault(
         There is no such entry point, or ``nth`` or ``code`` is not positive.
     """
     sim = _sim()
-    number = sim.staging_sim_fault_add(call.encode(), nth, code, int(sticky), int(deferred))
+    number = sim.staging_sim_fault_add_in(
+        (library or "").encode(), call.encode(), nth, code, int(sticky), int(deferred)
+    )
     if number < 0:
         raise ValueError(
             f"call must be a modelled entry point, nth and code must be > 0, "

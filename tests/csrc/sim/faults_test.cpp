@@ -19,6 +19,18 @@ TEST_F(Faults, TheNthCallOfANameFailsOnce) {
   EXPECT_EQ(staging_sim_fault_remove(fault), 0);
 }
 
+TEST_F(Faults, OneOfALibraryCountsTheCallsThatTheLibraryMakes) {
+  const int mine = staging_sim_fault_add_in("sim_tests", "cudaMalloc", 2, 2, 0, 0);
+  const int theirs = staging_sim_fault_add_in("libc10_cuda", "cudaMalloc", 1, 2, 0, 0);
+  void* pointer = nullptr;
+  CUDA_OK(cudaMalloc(&pointer, 64));
+  CUDA_OK(cudaFree(pointer));
+  CUDA_ERROR(cudaMalloc(&pointer, 64), cudaErrorMemoryAllocation);
+  static_cast<void>(cudaGetLastError());
+  EXPECT_EQ(staging_sim_fault_remove(mine), 1);
+  EXPECT_EQ(staging_sim_fault_remove(theirs), 0);
+}
+
 TEST_F(Faults, OneThatDidNotHappenSaysSo) {
   const int fault = staging_sim_fault_add("cudaMalloc", 1, 2, 0, 0);
   EXPECT_EQ(staging_sim_fault_remove(fault), 0);

@@ -14,6 +14,9 @@ pytestmark = pytest.mark.sim
 
 torch = pytest.importorskip("torch")
 
+from staging import CpuGpuBuffer, DeviceError  # noqa: E402
+from staging.extension import _C  # noqa: E402
+
 SCHEDULES = [("eager", 0), ("lazy", 0), ("random", 1), ("random", 2), ("threads", 1)]
 every_schedule = pytest.mark.parametrize(("policy", "seed"), SCHEDULES)
 
@@ -354,6 +357,23 @@ def test_the_nth_call_fails_and_the_next_one_works():
         with pytest.raises(RuntimeError, match="invalid argument"):
             gpu.copy_(host, non_blocking=True)
     assert fault.happened
+    assert gpu.cpu().tolist() == [1.0] * 256
+
+
+def test_a_fault_of_a_library_leaves_the_calls_of_others_alone():
+    host = torch.ones(256).pin_memory()
+    buffer = CpuGpuBuffer(256, dtype=torch.float32, device="cuda")
+    gpu = torch.zeros(256, device="cuda")
+    with (
+        sim.fault("cudaMemcpyAsync", code=1, library=_C.__file__) as ours,
+        sim.fault("cudaMemcpyAsync", nth=3, code=1, library="/libc10_cuda") as nobodys,
+    ):
+        gpu.copy_(host, non_blocking=True)
+        with pytest.raises(DeviceError, match="cudaMemcpyAsync"):
+            buffer.copy_to_gpu()
+        buffer.copy_to_gpu()
+        gpu.copy_(host, non_blocking=True)
+    assert (ours.happened, nobodys.happened) == (True, False)
     assert gpu.cpu().tolist() == [1.0] * 256
 
 
