@@ -76,11 +76,15 @@ class CpuGpuBuffer(_C.Buffer):
         "snapshot" without pinned memory.
     OutOfMemory
         The pinned memory does not suffice, or ``staging.set_pinned_limit`` forbids it.
+    RuntimeError
+        The current stream of the device captures a CUDA graph: every replay would clear
+        ``gpu``.
 
     Notes
     -----
-    The buffer orders its own copies, on whatever streams they are. It does not order other
-    readers of ``gpu``: those belong to the caller, as with any tensor.
+    The buffer orders its own copies, on whatever streams they are, behind each other and behind
+    the fill of ``gpu`` with zeros, which runs on the stream that is current here. It does not
+    order other readers of ``gpu``: those belong to the caller, as with any tensor.
 
     One buffer may be used from several threads at once: each call is whole, and whose comes
     first is theirs to decide.

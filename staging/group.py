@@ -110,6 +110,8 @@ class StagingGroup(_C.Group):
     ------
     ValueError
         A shape or a dtype that cannot be; see `CpuGpuBuffer`.
+    RuntimeError
+        The current stream of the device captures a CUDA graph.
 
     Notes
     -----

@@ -45,6 +45,8 @@ class StagedRows(_C.Rows):
     ------
     ValueError
         A shape that cannot be, or a dtype of less than a byte.
+    RuntimeError
+        The current stream of the device captures a CUDA graph.
 
     Notes
     -----

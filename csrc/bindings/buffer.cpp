@@ -107,6 +107,7 @@ class Buffer {
                                .host_owner = std::make_shared<c10::Storage>(cpu_.storage()),
                                .device_owner = std::make_shared<c10::Storage>(gpu_.storage())},
           reuse_, order_of_group(group));
+      if (group.is_none()) copies_->filled_on(streams_.last());  // a group does that for all
     }
   }
   Buffer(const Buffer&) = delete;  // one order of copies

@@ -30,7 +30,9 @@ class Rows {
         name_(std::move(name)),
         streams_(gpu_),
         staged_(context_of(gpu_), gpu_.mutable_data_ptr(), gpu_.size(0), gpu_.size(1),
-                gpu_.itemsize(), std::make_shared<c10::Storage>(gpu_.storage())) {}
+                gpu_.itemsize(), std::make_shared<c10::Storage>(gpu_.storage())) {
+    if (gpu_.is_cuda()) staged_.filled_on(streams_.last());
+  }
   Rows(const Rows&) = delete;  // one order of writes
   Rows& operator=(const Rows&) = delete;
 
