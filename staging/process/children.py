@@ -302,8 +302,21 @@ class _Launch(multiprocessing.popen_spawn_posix.Popen):
             self.wait(_DISCARD_TIMEOUT)
         if self.returncode is None:
             # Its pid or its pidfd never arrived, or it is slow to end.
-            descendants.kill_family([self._mark], timeout=_DISCARD_TIMEOUT)
+            try:
+                descendants.kill_family([self._mark], timeout=_DISCARD_TIMEOUT)
+            finally:
+                self._end_by_number()
             self._guard.remove_child(self._mark)
+
+    def _end_by_number(self) -> None:
+        """End and reap a process for which there is no pidfd: its number is its own."""
+        pid: int | None = getattr(self, "pid", None)
+        if pid is None or not _pidfd.is_own_child_number(pid):
+            return
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + _DISCARD_TIMEOUT
+        while not _pidfd.reap_number(pid) and time.monotonic() < deadline:
+            time.sleep(0.001)
 
     def kill_descendants(self) -> None:
         """SIGKILL all that the process has started, but not the process."""

@@ -11,7 +11,9 @@ at, and one is enough:
 
 A process that has cleared its environment, has left the session *and* has lost its
 parents is not found. Nobody is signalled by number: a pidfd is opened, and the
-process behind it is compared with the one that was found.
+process behind it is compared with the one that was found. Where no descriptor is left for
+that, not even in the reserve, it is signalled by its number after the same comparison:
+better than to leave it.
 
 This module is imported by the warden, which must start quickly: standard library
 only, and little of it. It holds no state; any thread may call it.
@@ -27,6 +29,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from staging.process import pidfd as _pidfd
+from staging.process import reserve
 
 LINEAGE = "STAGING_LINEAGE"
 
@@ -43,8 +46,12 @@ _SPARED = (b"multiprocessing.resource_tracker import main", b"staging.process.wa
 
 _DEAD_STATES = frozenset("ZXx")
 
-# How long a process may be in the middle of exec, in seconds: it only has to be scheduled.
+# How long a process may take from fork to exec, or be in the middle of exec, in seconds: it
+# only has to be scheduled.
 _EXEC_PATIENCE = 0.25
+
+# A process that was forked and has not called exec; PF_FORKNOEXEC in linux/sched.h.
+_FORKED_NO_EXEC = 0x40
 
 _Key = tuple[int, int]
 
@@ -59,6 +66,7 @@ class ProcessStat(NamedTuple):
     sid: int
     start: int
     """When it started, in clock ticks since boot: with the pid, it names a process."""
+    flags: int = 0
 
     @property
     def key(self) -> _Key:
@@ -99,6 +107,7 @@ def read_stat(pid: int) -> ProcessStat | None:
         int(fields[2]),
         int(fields[3]),
         int(fields[19]),
+        int(fields[6]),
     )
 
 
@@ -140,7 +149,7 @@ def read_command(pid: int) -> bytes:
 def list_processes() -> dict[int, ProcessStat]:
     """Return every process that ``/proc`` shows, by pid."""
     found = {}
-    for name in os.listdir("/proc"):
+    for name in reserve.opened(lambda: os.listdir("/proc")):
         if name.isdigit():
             stat = read_stat(int(name))
             if stat is not None:
@@ -241,7 +250,8 @@ def kill_family(
         Those that were sent SIGKILL.
     """
     stopped: dict[_Key, ProcessStat] = {}
-    killed: dict[_Key, int] = {}
+    killed: set[_Key] = set()
+    deadline = time.monotonic() + 2 * _EXEC_PATIENCE
     try:
         # A process may fork between a listing and its end, and what it forked may be
         # findable by its parent alone. So all are stopped until nothing new appears,
@@ -256,30 +266,45 @@ def kill_family(
                 fresh = [s for s in family if s.key not in stopped and s.pid not in spare]
                 if not fresh:
                     break
-                anything_new = True
+                # One that is about to be spared must come to its exec to be known as such.
+                unknown = [s for s in fresh if time.monotonic() < deadline and _may_exec(s)]
+                if unknown:
+                    time.sleep(0.001)
                 for stat in fresh:
-                    stopped[stat.key] = stat  # first: an interrupt may come in between
-                    stop(stat)
+                    # Asked again: it may have come to its exec since it was listed.
+                    if stat not in unknown and not _is_spared(stat.pid):
+                        anything_new = True
+                        stopped[stat.key] = stat  # first: an interrupt may come in between
+                        stop(stat)
             keep = {s.pgid for s in spared} | {s.pgid for s in family if s.pid in spare}
             for group in unsignalled - keep:
                 _kill_group(group)
             unsignalled &= keep
             _kill_all(stopped, killed)
-        _reap_adopted(killed.values(), timeout)
+        _reap_adopted(killed, timeout)
     finally:
         _kill_all(stopped, killed)  # nothing stays stopped when this is interrupted
-        for handle in killed.values():
-            os.close(handle)
-    return [stopped[key] for key in killed]
+        reserve.refill()
+    return [stat for key, stat in stopped.items() if key in killed]
 
 
-def _kill_all(family: Mapping[_Key, ProcessStat], killed: dict[_Key, int]) -> None:
-    """SIGKILL those of the family that were not yet, and keep their pidfds."""
+def _may_exec(stat: ProcessStat) -> bool:
+    """Return whether it was forked a moment ago, or is in the middle of exec."""
+    if stat.flags & _FORKED_NO_EXEC:
+        ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
+        return ticks - stat.start < _EXEC_PATIENCE * os.sysconf("SC_CLK_TCK")
+    return _is_in_exec(stat.pid)
+
+
+def _kill_all(family: Mapping[_Key, ProcessStat], killed: set[_Key]) -> None:
+    """SIGKILL those of the family that were not yet."""
     for key, stat in family.items():
         if key not in killed:
             handle = kill(stat)
             if handle is not None:
-                killed[key] = handle
+                killed.add(key)
+                if handle >= 0:
+                    os.close(handle)
 
 
 def _kill_group(group: int) -> None:
@@ -294,8 +319,8 @@ def kill(found: ProcessStat) -> int | None:
     Returns
     -------
     int or None
-        Its pidfd, for the caller to close; None when it has gone, or cannot be
-        signalled.
+        Its pidfd, for the caller to close, or -1 where no descriptor is left; None when it
+        has gone, or cannot be signalled.
     """
     return _signal(found, signal.SIGKILL)
 
@@ -303,15 +328,15 @@ def kill(found: ProcessStat) -> int | None:
 def stop(found: ProcessStat) -> None:
     """SIGSTOP the process that was found, so that it forks no more until it is killed."""
     handle = _signal(found, signal.SIGSTOP)
-    if handle is not None:
+    if handle is not None and handle >= 0:
         os.close(handle)
 
 
 def _signal(found: ProcessStat, signum: int) -> int | None:
     try:
-        handle = _pidfd.open_pidfd(found.pid)
-    except OSError:
-        return None
+        handle = reserve.opened(lambda: _pidfd.open_pidfd(found.pid))
+    except OSError as error:
+        return _signal_by_number(found, signum) if error.errno in reserve.EXHAUSTED else None
     try:
         # The number may have been given to another process since it was listed.
         now = read_stat(found.pid)
@@ -320,16 +345,29 @@ def _signal(found: ProcessStat, signum: int) -> int | None:
             return handle
     except PermissionError:
         pass  # it has become another user's
+    except BaseException:
+        os.close(handle)
+        raise
     os.close(handle)
     return None
 
 
-def _reap_adopted(handles: Iterable[int], timeout: float) -> None:
-    adopted = [handle for handle in handles if _pidfd.is_own_child(handle)]
+def _signal_by_number(found: ProcessStat, signum: int) -> int | None:
+    with contextlib.suppress(OSError):
+        now = read_stat(found.pid)
+        if now is not None and now.start == found.start:
+            os.kill(found.pid, signum)
+            return -1
+    return None
+
+
+def _reap_adopted(killed: Iterable[_Key], timeout: float) -> None:
+    """Reap those that are the caller's own children, by number: that is theirs until then."""
     deadline = time.monotonic() + timeout
-    for handle in adopted:
-        _pidfd.wait_any([handle], deadline - time.monotonic())
-        _pidfd.reap(handle)
+    adopted = [pid for pid, _ in killed if _pidfd.is_own_child_number(pid)]
+    for pid in adopted:
+        while not _pidfd.reap_number(pid) and time.monotonic() < deadline:
+            time.sleep(0.001)
 
 
 def _is_spared(pid: int) -> bool:
@@ -338,10 +376,18 @@ def _is_spared(pid: int) -> bool:
 
 
 def _read(path: str) -> bytes | None:
-    """Return the file's bytes; None when it is gone or may not be read."""
+    """Return the file's bytes; None when it is gone or may not be read.
+
+    Raises
+    ------
+    OSError
+        Neither is so: there is no descriptor or no memory left for it.
+    """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        fd = reserve.opened(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno in reserve.EXHAUSTED:
+            raise
         return None
     try:
         parts = []

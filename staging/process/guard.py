@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import spawn
 
-from staging.process import descendants, warden
+from staging.process import descendants, reserve, warden
 from staging.process import pidfd as _pidfd
 
 logger = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ class Guard:
         with self._lock:
             self._expected.add(mark)
         try:
+            reserve.hold()
             self.check()
             yield
         finally:
@@ -103,7 +104,7 @@ class Guard:
         with self._lock:
             # Told first: an interruption in between tells it again.
             if mark in self._children:
-                self._tell(b"gone\0" + mark.encode())
+                self._tell_of_an_end(b"gone\0" + mark.encode())
             self._children.pop(mark, None)
             self._expected.discard(mark)
         self._dismiss_if_idle()
@@ -140,7 +141,7 @@ class Guard:
         """Forget a path that has been removed."""
         with self._lock:
             if path in self._paths:
-                self._tell(b"drop\0" + os.fsencode(path))
+                self._tell_of_an_end(b"drop\0" + os.fsencode(path))
             self._paths.pop(path, None)
         self._dismiss_if_idle()
 
@@ -190,6 +191,13 @@ class Guard:
             self._retire()
         self._ensure()
 
+    def _tell_of_an_end(self, packet: bytes) -> None:
+        """As `_tell`; what has ended is no matter for a warden that cannot be had."""
+        try:
+            self._tell(packet)
+        except Exception as error:
+            logger.debug("No warden could be told of an end: %r", error)
+
     def _start(self) -> None:
         link = self._link = _Link()
         link.start(self.mark)
@@ -210,6 +218,7 @@ class Guard:
                 return
             if self._expected or self._children or self._paths:
                 return
+            reserve.release()
             self._link.send(b"bye")
             self._link.reap(_LEAVE_TIMEOUT)  # a millisecond, unless the machine is busy
             self._retire()
@@ -291,7 +300,7 @@ def _end_lost_warden(mark: str) -> None:
     for stat in descendants.list_processes().values():
         if stat.ppid == os.getpid() and mark.encode() in descendants.read_command(stat.pid):
             handle = descendants.kill(stat)
-            if handle is not None:
+            if handle is not None and handle >= 0:
                 _pidfd.wait_any([handle], _LOST_TIMEOUT)
                 _pidfd.reap(handle)
                 os.close(handle)

@@ -120,6 +120,26 @@ def is_own_child(pidfd: int) -> bool:
     return True
 
 
+def is_own_child_number(pid: int) -> bool:
+    """Return whether process `pid` is a child of the caller that is not reaped yet.
+
+    As long as it is, the number is its own, and may be signalled.
+    """
+    try:
+        os.waitid(os.P_PID, pid, _ENDED | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def reap_number(pid: int) -> bool:
+    """Reap a child of the caller; return False if it still runs."""
+    try:
+        return os.waitid(os.P_PID, pid, _ENDED) is not None
+    except ChildProcessError:
+        return True
+
+
 def await_end(pidfds: Iterable[int], timeout: float) -> set[int]:
     """Wait until all of `pidfds` have ended, at most `timeout` seconds.
 

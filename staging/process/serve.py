@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib.util
 import logging
 import math
@@ -33,7 +34,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from staging.process.api_servers import APIServerProcessManager
@@ -56,10 +57,14 @@ _AFTER_FAILURE_S = 2.0
 _WORKERS_SHARE = 0.7
 _WORKERS_LIMIT = 0.8
 
+# How much longer than its deadline a drain may take (seconds) before it is given up.
+_DRAIN_MARGIN = 10.0
+
 # How long the threads that waited are waited for once all processes have ended, and how
 # long a forced end may take (seconds).
 _JOIN_TIMEOUT = 2.0
 _FORCED_TIMEOUT = 5.0
+_FORCED_MARGIN = 3.0
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -68,6 +73,7 @@ class _Signals:
     """The signals that have come, as bytes in a pipe, written where Python's C code is."""
 
     def __init__(self) -> None:
+        self._noted = 0
         self.fd, self._end = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(self._end, False)
@@ -75,8 +81,21 @@ class _Signals:
         for signum in _STOP_SIGNALS:
             # nohup ignores SIGHUP for those it starts.
             if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
-                signal.signal(signum, _do_nothing)
+                signal.signal(signum, self._note)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+
+    def _note(self, signum: int, frame: object) -> None:
+        self._noted += 1
+        if self._noted == 2:
+            # Whatever the supervisor is caught in, the kernel ends it then, and the warden
+            # ends the rest. It takes nothing that could have run out.
+            signal.setitimer(signal.ITIMER_REAL, _FORCED_TIMEOUT + _FORCED_MARGIN)
+
+    def release(self) -> None:
+        """Let further signals end the process: nothing is left that needs an order."""
+        for signum in _STOP_SIGNALS:
+            if signal.getsignal(signum) == self._note:
+                signal.signal(signum, signal.SIG_DFL)
 
     def take(self) -> list[signal.Signals]:
         """Return those that have come since the last call."""
@@ -87,10 +106,6 @@ class _Signals:
                 if number in _STOP_SIGNALS
             ]
         return []
-
-
-def _do_nothing(signum: int, frame: object) -> None:
-    pass
 
 
 def _positive_int(text: str) -> int:
@@ -214,8 +229,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         The exit code; see the module.
     """
-    signals = _Signals()
     options = _parse(argv)
+    try:
+        signals = _Signals()
+    except OSError as error:
+        print(f"staging serve: cannot start: {error}", file=sys.stderr)
+        return 1
 
     from staging.process.process_logs import configure_logging, prefix_streams
 
@@ -230,7 +249,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.error("%s: not installed; pip install 'tensor-staging[serve]'", ", ".join(missing))
         return 1
     sys.path.insert(0, os.path.abspath(options.app_dir))
-    return _Server(options, signals).run()
+    try:
+        server = _Server(options, signals)
+    except (OSError, RuntimeError, MemoryError) as error:
+        _report(error)
+        return 1
+    return server.run()
 
 
 def _missing_packages(options: argparse.Namespace) -> list[str]:
@@ -262,6 +286,8 @@ class _Server:
         self._servers: APIServerProcessManager | None = None
         self._verdict: BaseException | None = None
         self._waiting: _Thread | None = None
+        # Taken before there is anything to end: it may be impossible then.
+        self._draining = _Thread("staging-drain")
         self._reports: list[ShutdownReport] = []
 
     def run(self) -> int:
@@ -274,10 +300,25 @@ class _Server:
         except _Failed as error:
             logger.error("%s", error)
             failed = True
-        except Exception:
-            logger.exception("the server has failed")
+        except Exception as error:
+            _report(error)
             failed = True
-        return self._end(failed)
+        try:
+            code = self._end(failed)
+        except BaseException as error:
+            _report(error)
+            self._abandon(1)
+        if any(process.is_alive() for process in self._processes()):
+            self._abandon(code or 1)  # multiprocessing would wait for it, for ever
+        self._signals.release()
+        return code
+
+    def _abandon(self, code: int) -> NoReturn:
+        """End at once, by what needs nothing: the warden sees to the rest."""
+        for process in self._processes():
+            with contextlib.suppress(Exception):
+                process.kill()
+        os._exit(code)
 
     # -- start ------------------------------------------------------------------------
 
@@ -290,6 +331,7 @@ class _Server:
         from staging.process.wait import wait_for_completion_or_failure
 
         options = self._options
+        self._waiting = _Thread("staging-wait")
         self._sock, self._url = _listen(options.host, options.port)
         logger.info("listening on %s", self._url)
         num_engines = options.engines if options.engine is not None else 0
@@ -333,7 +375,7 @@ class _Server:
                 serve_worker,
             )
             listeners.hand_over()
-        self._waiting = _Thread("staging-wait", lambda: self._wait(wait_for_completion_or_failure))
+        self._waiting.begin(lambda: self._wait(wait_for_completion_or_failure))
 
     def _check_signals(self) -> None:
         taken = self._signals.take()
@@ -403,15 +445,20 @@ class _Server:
         self._notifier.stopping("stopping after a failure" if failed else "draining")
         if self._sock is not None:
             self._sock.close()  # so that no connection is taken once the workers take none
-        draining = _Thread("staging-drain", lambda: self._drain(limit))
-        forced = self._await_drain(draining)
+        draining = self._draining
+        draining.begin(lambda: self._drain(limit))
+        forced = self._await_drain(draining, time.monotonic() + limit + _DRAIN_MARGIN)
         if self._waiting is not None:
+            self._waiting.begin(lambda: None)  # if it has not begun
             self._waiting.join(_JOIN_TIMEOUT)
         if self._board is not None:
             self._board.close()
         if forced is not None:
             logger.warning("forced to end by %s", forced.name)
             return 128 + forced
+        if not draining.is_over:
+            logger.error("the drain does not come to its end: giving it up")
+            self._abandon(1)
         if draining.error is not None:
             logger.error("the drain has failed: %r", draining.error)
             failed = True
@@ -438,13 +485,12 @@ class _Server:
                 remaining = max(0.0, deadline - time.monotonic())
                 self._reports.append(self._engines.shutdown(remaining))
 
-    def _await_drain(self, draining: _Thread) -> signal.Signals | None:
+    def _await_drain(self, draining: _Thread, give_up: float) -> signal.Signals | None:
         """Wait for the drain; kill all at another signal, and return which that was."""
         from staging.process.adopted import reap_adopted
         from staging.process.termination import shutdown
 
         forced: signal.Signals | None = None
-        give_up = math.inf
         poller = select.poll()
         for fd in (self._signals.fd, draining.fd):
             poller.register(fd, select.POLLIN)
@@ -461,20 +507,33 @@ class _Server:
 
 
 class _Thread:
-    """A thread whose end can be polled for."""
+    """A thread whose end can be polled for; what it needs is taken when it is made."""
 
-    def __init__(self, name: str, work: Callable[[], None]) -> None:
+    def __init__(self, name: str) -> None:
         self.fd, self._end = os.pipe()
         self.is_over = False
         self.error: BaseException | None = None
-        self._work = work
+        self._work: Callable[[], None] = lambda: None
+        self._begun = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            os.close(self.fd)
+            os.close(self._end)
+            raise
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """Have the work done; once."""
+        if not self._begun.is_set():
+            self._work = work
+            self._begun.set()
 
     def join(self, timeout: float) -> None:
         self._thread.join(timeout)
 
     def _run(self) -> None:
+        self._begun.wait()
         try:
             self._work()
         except BaseException as error:
@@ -482,6 +541,27 @@ class _Thread:
         finally:
             self.is_over = True
             os.close(self._end)
+
+
+_ADVICE = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the machine's limit of open files (fs.file-max)",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u, or the container's pids limit)",
+    errno.ENOMEM: "raise the limit of memory",
+    errno.ENOSPC: "make room there",
+}
+
+
+def _report(error: BaseException) -> None:
+    """Log a failure: what a machine has run out of in one sentence, a mistake with its place."""
+    if isinstance(error, MemoryError):
+        logger.error("the server has failed: no memory is left; %s", _ADVICE[errno.ENOMEM])
+    elif isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        logger.error("the server has failed: %s; %s", error, _ADVICE[errno.EAGAIN])
+    elif isinstance(error, OSError) and error.errno in _ADVICE:
+        logger.error("the server has failed: %s; %s", error, _ADVICE[error.errno])
+    else:
+        logger.error("the server has failed", exc_info=error)
 
 
 class _Listeners:

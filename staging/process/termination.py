@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from staging.process import descendants
+from staging.process import descendants, reserve
 from staging.process import pidfd as _pidfd
 from staging.process.exit_codes import exit_code_of
 
@@ -234,10 +234,13 @@ class _Target:
         try:
             if self._is_ours:
                 fd = self._proc.pidfd
-                self._fd = -1 if fd is None else os.dup(fd)
+                if fd is not None:
+                    self._fd = reserve.opened(lambda: os.dup(fd))
                 return
-            fd = _pidfd.open_pidfd(pid)
-        except OSError:
+            fd = reserve.opened(lambda: _pidfd.open_pidfd(pid))
+        except OSError as error:
+            if error.errno in reserve.EXHAUSTED:
+                return  # it is asked whether it lives, and ended by its own methods
             fd = -1
         if fd >= 0 and _pidfd.is_own_child(fd):
             self._fd = fd
@@ -271,7 +274,11 @@ class _Target:
         _note_told_to_stop(self._proc)
         self._was_killed = True
         if self._fd < 0:
-            self._proc.kill()
+            try:
+                if self._is_ours:
+                    self._proc.kill_descendants()
+            finally:
+                self._proc.kill()
             return
         try:
             # So that it starts nothing more while its family is looked for.
@@ -345,7 +352,7 @@ class _Target:
             descendants.kill_family(roots=[stat.pid for stat in living])
         for stat in living:
             handle = descendants.kill(stat)
-            if handle is not None:
+            if handle is not None and handle >= 0:
                 os.close(handle)
         self._family.clear()
 

@@ -10,6 +10,7 @@ import time
 from typing import Any, Protocol
 
 from staging.process import pidfd as _pidfd
+from staging.process import reserve
 from staging.process.adopted import reap_adopted
 from staging.process.exit_codes import exit_code_of
 from staging.process.guard import guard
@@ -212,12 +213,15 @@ class _Watched:
         # holds; a copy of it, because its owner may close it while we wait.
         fd = getattr(self._proc, "pidfd", None)
         if fd is None:
-            with contextlib.suppress(OSError):
+            try:
                 fd = _pidfd.open_pidfd(self.pid)
                 if _pidfd.is_own_child(fd):
                     self.fd = fd
                     return
                 os.close(fd)
+            except OSError as error:
+                if error.errno in reserve.EXHAUSTED:
+                    return  # it is asked whether it lives
             if getattr(getattr(self._proc, "_popen", None), "method", None) in {"fork", "spawn"}:
                 # Our child, and somebody has reaped it; it would seem to live for ever.
                 self._note_end(self._proc.exitcode)

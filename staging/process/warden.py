@@ -30,7 +30,7 @@ import time
 from stat import S_ISSOCK
 from typing import NamedTuple
 
-from staging.process import descendants
+from staging.process import descendants, reserve
 from staging.process import pidfd as _pidfd
 
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
@@ -71,6 +71,7 @@ def main(socket_fd: int, supervisor_pidfd: int, supervisor_pid: int, mark: str) 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     os.chdir("/")
     household = Household(mark)
+    reserve.hold()
     channel = socket.socket(fileno=socket_fd)
     watched = [channel.fileno(), supervisor_pidfd]
     while True:
@@ -112,12 +113,13 @@ class Household:
     def learn(self, packet: bytes, fds: list[int]) -> None:
         """Take in one packet."""
         word, _, rest = packet.partition(b"\0")
-        if word == b"child" and len(fds) == 1:
+        if word == b"child":
             mark, pid, start = rest.split(b"\0")
-            self._children[mark] = Child(int(pid), int(start), fds[0])
+            # Without a descriptor where none was left for it; unix(7).
+            self._children[mark] = Child(int(pid), int(start), fds[0] if fds else -1)
         elif word == b"gone":
             child = self._children.pop(rest, None)
-            if child is not None:
+            if child is not None and child.pidfd >= 0:
                 os.close(child.pidfd)
         elif word == b"path":
             device, inode, path = rest.split(b"\0", 2)
@@ -157,7 +159,8 @@ class Household:
         # those of other sessions are descendants of nobody.
         killed = descendants.kill_family([self._mark], groups=roots, roots=roots, timeout=0)
         for child in self._children.values():
-            _pidfd.send_signal(child.pidfd, signal.SIGKILL)
+            if child.pidfd >= 0:
+                _pidfd.send_signal(child.pidfd, signal.SIGKILL)
         return {stat.pid for stat in killed}
 
     def _remove_paths(self) -> None:

@@ -132,6 +132,9 @@ def test_a_child_that_forks_while_it_is_looked_for_leaves_nothing(household, mon
 
 def test_an_interrupted_kill_leaves_nothing_stopped(household, monkeypatch):
     process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    # It must have come to its exec: until then it is looked at again before it is stopped.
+    wait_for(lambda: pathlib.Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
+    wait_for(lambda: descendants.read_command(process.pid))
     calls = []
     real = descendants._look_for
 
@@ -215,15 +218,17 @@ def test_a_pid_that_was_given_away_is_not_signalled(household):
     assert process.wait() == -signal.SIGKILL
 
 
+TRACKED = (
+    "from multiprocessing import resource_tracker; resource_tracker.ensure_running(); "
+    "import os; os.write(1, b'%d\\n' % resource_tracker._resource_tracker._pid); "
+    "import time; time.sleep(1000)"
+)
+
+
 def test_the_resource_tracker_is_spared(household):
     mark = descendants.new_mark()
-    code = (
-        "from multiprocessing import resource_tracker; resource_tracker.ensure_running(); "
-        "import os; os.write(1, b'%d\\n' % resource_tracker._resource_tracker._pid); "
-        "import time; time.sleep(1000)"
-    )
     process = subprocess.Popen(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", TRACKED],
         stdout=subprocess.PIPE,
         start_new_session=True,
         env=descendants.marked_environment(os.environ, [mark]),
@@ -234,6 +239,104 @@ def test_the_resource_tracker_is_spared(household):
     process.wait()
     process.stdout.close()
     wait_for(lambda: is_gone(tracker))  # by itself, when its pipe is closed
+
+
+# Forks, and execs a resource tracker in the fork once it is told to, as Python does where it
+# has no vfork: until then the tracker looks like any fork of its parent. (Its name is written
+# in two parts, or the parent's own command line would be taken for a tracker's.)
+SLOW_TRACKER = """
+import os, sys, time
+data, alive = os.pipe()
+go = int(sys.argv[1])
+os.set_inheritable(data, True)
+pid = os.fork()
+if pid == 0:
+    os.close(alive)
+    os.write(1, b"%d\\n" % os.getpid())
+    os.read(go, 1)
+    code = f"from multiprocessing.resource" + f"_tracker import main;main({data})"
+    os.execv(sys.executable, [sys.executable, "-c", code])
+os.close(data)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def slow_tracker(household):
+    """A process with a tracker between fork and exec; write to the pipe to let it go on."""
+    mark = descendants.new_mark()
+    go, gone = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_TRACKER, str(go)],
+        stdout=subprocess.PIPE,
+        pass_fds=[go],
+        start_new_session=True,
+        env=descendants.marked_environment(os.environ, [mark]),
+    )
+    os.close(go)
+    tracker = int(process.stdout.readline())
+    yield process, mark, tracker, gone
+    household.kill()
+    process.wait()
+    process.stdout.close()
+    os.close(gone)
+
+
+def test_a_resource_tracker_between_fork_and_exec_is_spared_too(slow_tracker, monkeypatch):
+    """Killed, it would leave behind whatever shared memory its parent has told it of."""
+    process, mark, tracker, gone = slow_tracker
+    monkeypatch.setattr(descendants, "_EXEC_PATIENCE", 20.0)
+    real, listings = descendants._look_for, []
+
+    def release_at_the_second(*args):
+        listings.append(args)
+        if len(listings) == 2:
+            os.write(gone, b"!")
+        return real(*args)
+
+    monkeypatch.setattr(descendants, "_look_for", release_at_the_second)
+    killed = descendants.kill_family([mark], groups=[process.pid])
+    assert {stat.pid for stat in killed} == {process.pid}
+    process.wait()
+    wait_for(lambda: is_gone(tracker))  # by itself, when its pipe is closed
+
+
+def test_a_fork_that_does_not_exec_is_not_waited_for_for_long(slow_tracker, monkeypatch):
+    process, mark, tracker, _ = slow_tracker
+    monkeypatch.setattr(descendants, "_EXEC_PATIENCE", 0.0)
+    killed = descendants.kill_family([mark], groups=[process.pid])
+    assert {stat.pid for stat in killed} == {process.pid, tracker}
+
+
+def test_a_resource_tracker_whose_new_image_has_no_command_yet_is_spared_too(
+    household, monkeypatch
+):
+    """vfork lets the parent go before that, and it may tell the tracker of memory at once."""
+    mark = descendants.new_mark()
+    process = subprocess.Popen(
+        [sys.executable, "-c", TRACKED],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env=descendants.marked_environment(os.environ, [mark]),
+    )
+    tracker = int(process.stdout.readline())
+    read, unready = descendants._read, 5
+
+    def without_a_command(path):
+        nonlocal unready
+        if path == f"/proc/{tracker}/cmdline" and unready > 0:
+            unready -= 1
+            return b""
+        return read(path)
+
+    monkeypatch.setattr(descendants, "_read", without_a_command)
+    monkeypatch.setattr(descendants, "_EXEC_PATIENCE", 20.0)
+    killed = descendants.kill_family([mark], groups=[process.pid])
+    assert {stat.pid for stat in killed} == {process.pid}
+    assert unready == 0
+    process.wait()
+    process.stdout.close()
+    wait_for(lambda: is_gone(tracker))
 
 
 def test_a_process_in_the_middle_of_exec_is_read_once_its_image_is_there(monkeypatch):

@@ -98,3 +98,16 @@ def test_await_end_returns_those_that_still_run(child):
     assert pidfd.await_end([fd, child[1]], 1.0) == {child[1]}
     other.wait()
     os.close(fd)
+
+
+def test_a_child_can_be_known_and_reaped_by_its_number():
+    process = subprocess.Popen(["sleep", "1000"])
+    assert pidfd.is_own_child_number(process.pid)
+    assert not pidfd.reap_number(process.pid)
+    assert not pidfd.is_own_child_number(os.getppid())
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert pidfd.reap_number(process.pid)
+    assert not pidfd.is_own_child_number(process.pid)
+    assert pidfd.reap_number(process.pid)  # by somebody
+    process.returncode = -9
