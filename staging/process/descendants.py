@@ -46,9 +46,12 @@ _SPARED = (b"multiprocessing.resource_tracker import main", b"staging.process.wa
 
 _DEAD_STATES = frozenset("ZXx")
 
-# How long a process may take from fork to exec, or be in the middle of exec, in seconds: it
-# only has to be scheduled.
+# How long a process may take from fork to exec, in seconds: it only has to be scheduled.
 _EXEC_PATIENCE = 0.25
+
+# How long it may be in the middle of exec. That always ends, on a busy machine late; a process
+# that is given up on before could not be known by its mark.
+_IN_EXEC_PATIENCE = 5.0
 
 # A process that was forked and has not called exec; PF_FORKNOEXEC in linux/sched.h.
 _FORKED_NO_EXEC = 0x40
@@ -114,7 +117,7 @@ def read_stat(pid: int) -> ProcessStat | None:
 def read_marks(pid: int) -> frozenset[str]:
     """Return the marks that process `pid` inherited; none where they cannot be read."""
     data = _read(f"/proc/{pid}/environ")
-    deadline = time.monotonic() + _EXEC_PATIENCE
+    deadline = time.monotonic() + _IN_EXEC_PATIENCE
     while data == b"" and _is_in_exec(pid) and time.monotonic() < deadline:
         time.sleep(0.001)
         data = _read(f"/proc/{pid}/environ")
