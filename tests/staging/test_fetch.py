@@ -447,4 +447,4 @@ asyncio.run(main())
         timeout=100,
         env=environment(policy="lazy"),
     )
-    assert result.stdout.split() == ["StateError", "True", "16", "16", "16"], result.stderr
+    assert result.stdout.split() == ["RuntimeError", "True", "16", "16", "16"], result.stderr
