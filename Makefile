@@ -7,6 +7,7 @@
 #   make test-sanitized  the C++ tests under ASan with UBSan, and under TSan
 #   make test-cpu-wheel  build a wheel for the CPU build of torch and test it installed
 #   make race    100,000 random operations on buffers for each schedule
+#   make sweep   the server, short of each thing that can run out
 #   make soak    the long runs of which CI does a little
 #
 # PYTHON=python3.12 picks the interpreter, TORCH='torch==2.13.0' the torch to install,
@@ -22,7 +23,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 # Over the simulated device where this machine has no GPU; see scripts/on_device.
 ON_DEVICE := scripts/on_device $(PY)
 
-.PHONY: build demo test test-python test-core test-sanitized test-cpu-wheel bench lint format soak race clean
+.PHONY: build demo test test-python test-core test-sanitized test-cpu-wheel bench lint format soak race sweep clean
 .DEFAULT_GOAL := build
 
 $(VENV)/.torch:
@@ -65,6 +66,10 @@ test-cpu-wheel:
 # Every operation of the race test, some minutes.
 race: build
 	$(ON_DEVICE) -m pytest -q tests/staging/test_race.py --ops 100000 $(ARGS)
+
+# Some minutes.
+sweep: build
+	STAGING_SWEEP=1 $(PY) -m pytest tests/staging/process/test_exhaustion.py $(ARGS)
 
 soak: build
 	$(ON_DEVICE) -m benchmarks.staging.soak

@@ -275,11 +275,13 @@ class _Engines:
         # An engine whose function has returned still has a process.
         import ray
 
-        deadline = time.monotonic() + _KILL_TIMEOUT
         for engine in self.engines:
             engine.is_alive()
             with _logged("kill", engine):
                 engine.kill()
+        # From here on: Ray may have taken its time to be told, and a process that is sent
+        # SIGKILL still has to be scheduled to end.
+        deadline = time.monotonic() + _KILL_TIMEOUT
         for engine in self.engines:
             engine._end_process(deadline)
         runs = [engine._run for engine in self.engines if engine.is_alive()]

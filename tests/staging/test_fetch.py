@@ -409,3 +409,42 @@ asyncio.run(main())
         env=environment(policy="lazy"),
     )
     assert result.stdout.split() == [call, "16"], result.stderr
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_an_await_without_a_descriptor_says_so_and_result_and_the_next_await_work():
+    code = """
+import asyncio, os, resource, torch
+from staging import CpuGpuBuffer
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+buffer = CpuGpuBuffer(16, dtype=torch.int32, device="cuda")
+async def main():
+    first, second = buffer.fetch(), buffer.fetch()
+    taken = []
+    try:
+        while True:
+            taken.append(os.dup(0))
+    except OSError:
+        pass
+    try:
+        await first
+    except Exception as error:
+        print(type(error).__name__, "ulimit -n" in str(error))
+    print(first.result().shape[0])
+    for fd in taken:
+        os.close(fd)
+    print((await second).shape[0], (await buffer.fetch()).shape[0])
+asyncio.run(main())
+"""
+    from staging.sim.cli import environment
+
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment(policy="lazy"),
+    )
+    assert result.stdout.split() == ["RuntimeError", "True", "16", "16", "16"], result.stderr

@@ -22,6 +22,9 @@ OPTIONS = ["asgi_apps:plain", "--port", "0", "--shutdown-timeout", "3"]
 # How long it may take to be ready or to give up. Only a hang reaches it.
 LIMIT_S = 60.0
 
+# Minutes; `make sweep` runs it.
+sweep = pytest.mark.skipif("STAGING_SWEEP" not in os.environ, reason="make sweep runs it")
+
 # What the supervisor calls to start, watch and end processes.
 CALLS = {
     "os.pipe": errno.EMFILE,
@@ -84,7 +87,8 @@ def check(household, code, text, ipc):
         assert "ready after" in text  # it has coped with it
         assert "ended cleanly" in text
         return
-    assert code in {1, 3}, text
+    # The test's SIGTERM may come when the server has just failed, and then forces its end.
+    assert code in {1, 3, 128 + signal.SIGTERM}, text
     own = [line for line in text.splitlines() if line.startswith(("[serve", "staging serve"))]
     assert [line for line in own if "ERROR" in line or "cannot start" in line], text
     assert not [line for line in own if "Traceback" in line], text
@@ -96,22 +100,22 @@ def test_a_server_short_of_descriptors_ends_and_leaves_nothing(household, tmp_pa
     check(household, *run(tmp_path, command, RLIMIT_NOFILE=descriptors))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_with_any_number_of_descriptors_it_ends_and_leaves_nothing(household, tmp_path):
-    for descriptors in range(10, 81):
-        command = [*SERVE, "--engine", "none", "--api-servers", "8"]
-        check(household, *run(tmp_path, command, RLIMIT_NOFILE=descriptors))
+@sweep
+@pytest.mark.parametrize("descriptors", range(10, 81))
+def test_with_any_number_of_descriptors_it_ends_and_leaves_nothing(
+    household, tmp_path, descriptors
+):
+    command = [*SERVE, "--engine", "none", "--api-servers", "8"]
+    check(household, *run(tmp_path, command, RLIMIT_NOFILE=descriptors))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_with_any_amount_of_memory_it_ends_and_leaves_nothing(household, tmp_path):
-    for mebibytes in range(20, 400, 10):
-        code, text, ipc = run(tmp_path, [*SERVE, "--engine", "none"], RLIMIT_AS=mebibytes << 20)
-        household.expect_empty(10.0)
-        assert not list(ipc.iterdir()), text
-        assert code != 0 or "ended cleanly" in text
+@sweep
+@pytest.mark.parametrize("mebibytes", range(20, 400, 10))
+def test_with_any_amount_of_memory_it_ends_and_leaves_nothing(household, tmp_path, mebibytes):
+    code, text, ipc = run(tmp_path, [*SERVE, "--engine", "none"], RLIMIT_AS=mebibytes << 20)
+    household.expect_empty(10.0)
+    assert not list(ipc.iterdir()), text
+    assert code != 0 or "ended cleanly" in text
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -120,8 +124,8 @@ def test_a_first_call_that_fails_is_coped_with_or_ends_the_server(household, tmp
     check(household, *run(tmp_path, command))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
+@sweep
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("call", CALLS)
 def test_any_call_that_fails_is_coped_with_or_ends_the_server(household, tmp_path, call):
     _, text, _ = run(tmp_path, [str(FAULTY), call, "0", "0", "--engine", "none"])
