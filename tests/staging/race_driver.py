@@ -14,13 +14,16 @@ array is put in order with streams and events; a refill comes before a replay.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+
+from staging import sim
 
 BUFFERS = 4
 MEMBERS = 4  # of the group
@@ -85,7 +88,7 @@ class Driver:
         "settle", "settle", "drop_pending", "drop", "hand_off", "capture", "replay", "replay",
         "zero_rows", "synchronize", "group_to_gpu", "group_to_gpu", "group_to_gpu",
         "group_to_cpu", "group_capture", "group_replay", "stage", "stage", "stage", "apply",
-        "read_table", "drop_table",
+        "read_table", "drop_table", "overtake", "overtake_table",
     )  # fmt: skip
 
     def __init__(
@@ -128,7 +131,7 @@ class Driver:
             if self.group is not None:
                 getattr(self, f"_{kind}")(rng)
             return
-        if kind in ("stage", "apply", "read_table", "drop_table"):
+        if kind in ("stage", "apply", "read_table", "drop_table", "overtake_table"):
             if self.tables:
                 getattr(self, f"_{kind}")(int(rng.integers(TABLES)), rng)
             return
@@ -465,6 +468,57 @@ class Driver:
     def _drop_table(self, index: int, rng: np.random.Generator) -> None:
         """A table goes, perhaps in flight or with writes left, and another comes."""
         self.tables[index] = self._table(rng)
+
+    def overtake_all(self) -> None:
+        """Overtake the copy of every buffer, member and table once."""
+        rng = np.random.default_rng(0)
+        for index in range(len(self.subjects)):
+            self._overtake(index, rng)
+        for index in range(len(self.tables)):
+            self._overtake_table(index, rng)
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Let nothing run on the driver's streams in a block, whatever the schedule."""
+        torch.cuda.synchronize()  # what is in flight could fill a ring, which waits when it is full
+        with ExitStack() as holds:
+            for stream in self.streams:
+                holds.enter_context(sim.hold(stream.cuda_stream))
+            yield
+
+    @staticmethod
+    def _other(values: np.ndarray) -> np.ndarray:
+        """Values of which none is what it was."""
+        return (values == 0).astype(values.dtype)
+
+    def _overtake(self, index: int, rng: np.random.Generator) -> None:
+        """The host array is written while the copy before it cannot have run."""
+        subject = self.subjects[index]
+        if subject.policy not in ("snapshot", ""):
+            return  # its host array may not be written now
+        self._read(index, rng)
+        assert subject.early is not None
+        with self._held():
+            if subject.name:
+                self._group_call(
+                    rng, self.group.copy_to_gpu, {subject.name: (subject, len(subject.host))}
+                )
+            else:
+                self._on(self._stream(subject, rng), subject.buffer.copy_to_gpu, len(subject.host))
+            subject.device[...] = subject.host
+            subject.host[...] = subject.early[...] = self._other(subject.host)
+        self._read_device(index, rng)
+
+    def _overtake_table(self, index: int, rng: np.random.Generator) -> None:
+        """A row is staged again while the copy of what was staged cannot have run."""
+        table = self.tables[index]
+        row = int(rng.integers(len(table.staged)))
+        with self._held():
+            self._apply(index, rng)
+            values = self._other(table.staged[row])
+            table.rows.stage(row, 0, values)
+            table.staged[row] = values
+        self._read_table(index, rng)
 
     def _zero_rows(self, index: int, rng: np.random.Generator) -> None:
         subject = self.subjects[index]
