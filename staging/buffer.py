@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from staging.arguments import device_argument, flag_argument, shape_argument, shown
 from staging.extension import _C, torch
 from staging.fetch import Fetch
 from staging.host_guard import class_without, guarded_class, open_class
@@ -75,11 +76,15 @@ class CpuGpuBuffer(_C.Buffer):
         "snapshot" without pinned memory.
     OutOfMemory
         The pinned memory does not suffice, or ``staging.set_pinned_limit`` forbids it.
+    RuntimeError
+        The current stream of the device captures a CUDA graph: every replay would clear
+        ``gpu``.
 
     Notes
     -----
-    The buffer orders its own copies, on whatever streams they are. It does not order other
-    readers of ``gpu``: those belong to the caller, as with any tensor.
+    The buffer orders its own copies, on whatever streams they are, behind each other and behind
+    the fill of ``gpu`` with zeros, which runs on the stream that is current here. It does not
+    order other readers of ``gpu``: those belong to the caller, as with any tensor.
 
     One buffer may be used from several threads at once: each call is whole, and whose comes
     first is theirs to decide.
@@ -105,10 +110,17 @@ class CpuGpuBuffer(_C.Buffer):
         reuse: Reuse = "snapshot",
         name: str = "",
     ) -> None:
+        if not isinstance(reuse, str):
+            raise TypeError(f"reuse must be a str, got {shown(reuse)}")
         if reuse not in _POLICIES:
-            raise ValueError(f"reuse must be one of {', '.join(_POLICIES)}, got {reuse!r}")
-        shape = shape_of(size)
-        place = torch.device(device)
+            raise ValueError(f"reuse must be one of {', '.join(_POLICIES)}, got {shown(reuse)}")
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a str, got {shown(name)}")
+        with_numpy = flag_argument(with_numpy, "with_numpy")
+        if pin_memory is not None:
+            pin_memory = flag_argument(pin_memory, "pin_memory")
+        shape = shape_argument(size, dtype)
+        place = device_argument(device, "cuda", "cpu", "meta")
         pin = place.type == "cuda" if pin_memory is None else pin_memory and place.type == "cuda"
         if reuse != "snapshot" and place.type == "cuda" and not pin:
             raise ValueError(
@@ -340,8 +352,9 @@ class _Fill:
         buffer = self._buffer
         self._slot = buffer._begin_fill(self._n, self._stream)
         shape = tuple(buffer.gpu.shape)
-        if self._n is not None:
-            shape = (self._n, *shape[1:])
+        rows = self._slot.rows()  # not what n says now
+        if rows >= 0:
+            shape = (rows, *shape[1:])
         self._view = _slot_view(self._slot, buffer._numpy_dtype, buffer.gpu.dtype, shape)
         return self._view
 
@@ -374,13 +387,6 @@ def host_zeros(
     if pin:
         return pinned_zeros(shape, dtype=dtype, device=near)
     return torch.zeros(shape, dtype=dtype, device="cpu")
-
-
-def shape_of(size: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the shape that ``*size`` stands for: several sizes, or one tuple of them."""
-    if len(size) == 1 and isinstance(size[0], (tuple, list)):
-        size = tuple(size[0])
-    return tuple(int(extent) for extent in size)
 
 
 def numpy_dtype_of(dtype: torch.dtype) -> np.dtype[Any]:

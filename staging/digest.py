@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from staging.algorithms import digest_bytes, new_hasher
+from staging.arguments import flag_argument, seconds_argument, shown
 from staging.data import (
     check_flat,
     dense_on_device,
@@ -75,6 +76,8 @@ def tensor_digest(
     bytes to come back; for the other algorithms the bytes come through three megabytes of
     pinned memory. The GIL is released meanwhile.
     """
+    if framed is not True:
+        framed = flag_argument(framed, "framed")
     if isinstance(tensor, torch.Tensor) and not tensor.is_quantized:
         # The same in one go, for what needs no way through a device or a block.
         view = _C.borrowed_bytes(tensor)
@@ -215,6 +218,12 @@ def digests_async(
     As for :func:`digest_async`.
     """
     new_hasher(algorithm)  # refuses an unknown one before anything is enqueued
+    framed = flag_argument(framed, "framed")
+    check_stream(stream)
+    try:
+        tensors = list(tensors)  # read once
+    except TypeError:
+        raise TypeError(f"tensors must be tensors, got {shown(tensors)}") from None
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"tensor must be a torch.Tensor, got {type(tensor).__name__}")
@@ -228,6 +237,12 @@ def digests_async(
         return [digest_pieces(pieces, rest.__next__, algorithm) for pieces in frames]
 
     return content_digests(contents, algorithm, stream=stream).map(finish)
+
+
+def check_stream(stream: object) -> None:
+    """Refuse what is no CUDA stream and not None."""
+    if stream is not None and not (hasattr(stream, "cuda_stream") and hasattr(stream, "device")):
+        raise TypeError(f"stream must be a torch.cuda.Stream or None, got {shown(stream)}")
 
 
 class DigestHandle(Generic[_T]):
@@ -270,6 +285,7 @@ class DigestHandle(Generic[_T]):
         bool
             False where the time passed first.
         """
+        timeout = seconds_argument(timeout, "timeout")
         if timeout is None:
             return all(pending.wait() for pending in self._pending)
         deadline = time.monotonic() + timeout

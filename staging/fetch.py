@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Generator
 from typing import Any
 
+from staging.arguments import seconds_argument
 from staging.extension import _C, torch
 
 # How often an event loop looks whether a copy failed. The runtime makes no callback after an
@@ -69,7 +70,7 @@ class Fetch:
         -----
         Waits for this copy alone, without the GIL.
         """
-        done: bool = self._handle.wait(timeout)
+        done: bool = self._handle.wait(seconds_argument(timeout, "timeout"))
         return done
 
     def result(self, timeout: float | None = None) -> torch.Tensor:
@@ -92,7 +93,7 @@ class Fetch:
         DeviceError
             The copy, or earlier work of the device, failed.
         """
-        if not self._handle.wait(timeout):
+        if not self._handle.wait(seconds_argument(timeout, "timeout")):
             raise TimeoutError(f"the fetch was not done within timeout={timeout} s")
         if self._tensor is None:
             self._tensor = self._handle.tensor()

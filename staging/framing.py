@@ -197,6 +197,7 @@ class _Writer:
 
     def _write_items(self, values: list[Any] | tuple[Any, ...], depth: int) -> None:
         tag = b"l" if isinstance(values, list) else b"t"
+        values = tuple(values)  # as it is now, whatever reading an item runs
         self._buffer += _TAGGED_U64.pack(tag, len(values))
         index = 0
         try:
@@ -207,13 +208,14 @@ class _Writer:
             raise
 
     def _write_dict(self, values: dict[Any, Any], depth: int) -> None:
-        self._buffer += _TAGGED_U64.pack(b"m", len(values))
-        entries = [(self._encode_key(key, depth + 1), key) for key in values]
+        items = list(values.items())  # as it is now, whatever reading one runs
+        self._buffer += _TAGGED_U64.pack(b"m", len(items))
+        entries = [(self._encode_key(key, depth + 1), key, value) for key, value in items]
         entries.sort(key=lambda entry: entry[0])
-        for encoded, key in entries:
+        for encoded, key, value in entries:
             self._buffer += encoded
             try:
-                self.write(values[key], depth + 1)
+                self.write(value, depth + 1)
             except _NotEncodableError as error:
                 error.path.append(f"[{key!r:.40}]")
                 raise

@@ -8,7 +8,8 @@ from math import prod
 from typing import Any
 
 from staging import cost_table
-from staging.buffer import CpuGpuBuffer, host_zeros, ml_dtype_of, shape_of
+from staging.arguments import device_argument, flag_argument, shape_argument, shown
+from staging.buffer import CpuGpuBuffer, host_zeros, ml_dtype_of
 from staging.extension import _C, torch
 
 # A member begins at a multiple of this many bytes, on both sides: GroupCopies::kAlignment.
@@ -109,6 +110,8 @@ class StagingGroup(_C.Group):
     ------
     ValueError
         A shape or a dtype that cannot be; see `CpuGpuBuffer`.
+    RuntimeError
+        The current stream of the device captures a CUDA graph.
 
     Notes
     -----
@@ -147,7 +150,13 @@ class StagingGroup(_C.Group):
         keep_tails: bool = True,
         name: str = "",
     ) -> None:
-        place = torch.device(device)
+        place = device_argument(device, "cuda", "cpu", "meta")
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a str, got {shown(name)}")
+        with_numpy = flag_argument(with_numpy, "with_numpy")
+        keep_tails = flag_argument(keep_tails, "keep_tails")
+        if pin_memory is not None:
+            pin_memory = flag_argument(pin_memory, "pin_memory")
         on_cuda = place.type == "cuda"
         pin = on_cuda if pin_memory is None else pin_memory and on_cuda
         layout = _layout(members)
@@ -271,6 +280,8 @@ class _Slot:
 
 def _layout(members: Mapping[str, Any]) -> list[_Slot]:
     slots: list[_Slot] = []
+    if not isinstance(members, Mapping):
+        raise TypeError(f"members must be a mapping of names, got {shown(members)}")
     for name, member in members.items():
         if not isinstance(name, str):
             raise TypeError(f"members must have names, got {name!r}")
@@ -279,8 +290,6 @@ def _layout(members: Mapping[str, Any]) -> list[_Slot]:
         shape, dtype = member
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"members[{name!r}][1] must be a torch.dtype, got {dtype!r}")
-        sizes = shape_of(shape if isinstance(shape, tuple) else (shape,))
-        if any(size < 0 for size in sizes):
-            raise ValueError(f"members[{name!r}][0] must not be negative, got {shape}")
+        sizes = shape_argument((shape,), dtype, f"members[{name!r}][0]")
         slots.append(_Slot(name, slots[-1].end if slots else 0, sizes, dtype))
     return slots

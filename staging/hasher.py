@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from staging.algorithms import new_hasher
-from staging.digest import content_digests
+from staging.digest import check_stream, content_digests
 from staging.extension import torch
 from staging.framing import MAGIC, Content, frame
 
@@ -75,6 +75,7 @@ class TensorHasher:
         Waits for the tensors' bytes to be hashed. With BLAKE3 the tensors of a device take
         one launch together, where they are small.
         """
+        check_stream(stream)
         pieces = frame(values)
         tensors = [piece.tensor for piece in pieces if isinstance(piece, Content)]
         contents = iter(content_digests(tensors, self._algorithm, stream=stream).result())

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import SupportsIndex
 
+from staging.arguments import device_argument, int_argument, shape_argument
 from staging.extension import _C, torch
 
 __all__ = [
@@ -124,8 +125,8 @@ def pinned_empty(
     On a machine without a GPU, or a build without CUDA, the memory is ordinary and
     ``is_pinned()`` is false.
     """
-    shape = _shape(size)
     dtype = torch.get_default_dtype() if dtype is None else dtype
+    shape = list(shape_argument(size, dtype))
     tensor: torch.Tensor = _C.pinned_empty(shape, None, dtype, _near(device), _node(numa_node))
     return tensor
 
@@ -255,10 +256,9 @@ def set_pinned_limit(nbytes: int | None) -> None:
     CUDA is initialised, and does not initialise it.
     """
     if nbytes is not None:
-        if isinstance(nbytes, bool) or not isinstance(nbytes, int):
-            raise TypeError(f"nbytes must be an int or None, got {type(nbytes).__name__}")
-        if nbytes < 0:
-            raise ValueError(f"nbytes must be >= 0 or None, got {nbytes}")
+        if isinstance(nbytes, bool):
+            raise TypeError(f"nbytes must be an int or None, got {nbytes}")
+        nbytes = int_argument(nbytes, "nbytes", least=0)
     _C.set_pinned_limit(nbytes)
 
 
@@ -325,38 +325,20 @@ def _initialise() -> bool:
     return True
 
 
-def _shape(size: tuple[SupportsIndex | Sequence[SupportsIndex], ...]) -> list[int]:
-    given: object = size
-    if len(size) == 1 and isinstance(size[0], Sequence):
-        size = tuple(size[0])
-    try:
-        shape = [n.__index__() for n in size]  # type: ignore[union-attr]
-    except AttributeError:
-        raise TypeError(f"size must be ints or one sequence of ints, got {given!r}") from None
-    if any(n < 0 for n in shape):
-        raise ValueError(f"size must not have negative numbers, got {tuple(shape)}")
-    return shape
-
-
 def _near(device: torch.device | str | int | None) -> int:
     """Return the index of a GPU; -1 for the default, or where there is none."""
     has_cuda = _initialise()
     if device is None:
         return -1
-    place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    if place.type != "cuda":
-        raise ValueError(f"device must be a CUDA device or None, got {str(place)!r}")
-    if not has_cuda or place.index is None:
-        return -1
-    count = torch.cuda.device_count()
-    if place.index >= count:
-        raise ValueError(f"device must be one of {count} CUDA devices, got {str(place)!r}")
-    return place.index
+    # Without a GPU any of them will do.
+    place = device_argument(device, "cuda", exists=has_cuda)
+    return -1 if not has_cuda or place.index is None else place.index
 
 
 def _node(numa_node: int | None) -> int:
     if numa_node is None:
         return -1
+    numa_node = int_argument(numa_node, "numa_node")
     if numa_node not in _C.online_nodes():
         raise ValueError(
             f"numa_node must be one of the online nodes {_C.online_nodes()} or None, "

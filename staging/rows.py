@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from staging import cost_table
+from staging.arguments import device_argument, int_argument, shape_argument, shown
 from staging.buffer import numpy_dtype_of
 from staging.extension import _C, torch
 
@@ -44,6 +45,8 @@ class StagedRows(_C.Rows):
     ------
     ValueError
         A shape that cannot be, or a dtype of less than a byte.
+    RuntimeError
+        The current stream of the device captures a CUDA graph.
 
     Notes
     -----
@@ -73,13 +76,14 @@ class StagedRows(_C.Rows):
         *,
         name: str = "",
     ) -> None:
-        if rows < 0 or cols < 0:
-            raise ValueError(f"rows and cols must be >= 0, got {rows} and {cols}")
+        shape = (int_argument(rows, "rows", least=0), int_argument(cols, "cols", least=0))
+        shape_argument(shape, dtype, "rows and cols")
+        place = device_argument(device, "cuda", "cpu")
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a str, got {shown(name)}")
         # An ordinary mutable tensor, even where the constructor runs inside inference mode.
         with torch.inference_mode(False), torch.no_grad():
-            gpu = torch.zeros(rows, cols, dtype=dtype, device=torch.device(device))
-        if gpu.device.type not in {"cpu", "cuda"}:
-            raise ValueError(f"device must be a CPU or CUDA device, got {device}")
+            gpu = torch.zeros(shape, dtype=dtype, device=place)
         # None where there is no NumPy dtype at all: tensors only.
         self._dtype: np.dtype[Any] | None
         try:
@@ -216,7 +220,14 @@ def apply_rows(tables: Iterable[StagedRows], *, stream: torch.cuda.Stream | None
     there. Waits for nothing, except for the oldest copy in flight where the stream has more in
     flight than ``staging.set_upload_limit`` allows.
     """
-    _C.apply_rows(list(tables), stream=stream)
+    try:
+        given = list(tables)
+    except TypeError:
+        raise TypeError(f"tables must be StagedRows, got {shown(tables)}") from None
+    for index, table in enumerate(given):
+        if not isinstance(table, StagedRows):
+            raise TypeError(f"tables[{index}] must be a StagedRows, got {shown(table)}")
+    _C.apply_rows(given, stream=stream)
 
 
 # How much of a number a kind of dtype can say.

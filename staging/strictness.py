@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from staging.arguments import flag_argument
 from staging.extension import _C
 
 StrictError = _C.StrictError
@@ -37,7 +38,7 @@ class strict:
 
     def __init__(self, enabled: bool = True) -> None:
         self._before: bool = _C.strict()
-        _C.set_strict(enabled)
+        _C.set_strict(flag_argument(enabled, "enabled"))
 
     def __enter__(self) -> strict:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from staging.arguments import flag_argument
 from staging.extension import _C
 
 
@@ -25,6 +26,7 @@ def nvtx_ranges(enabled: bool = True) -> None:
     ``name.copy_to_cpu``, ``name.fetch``, ``name.fill``, ``name.refill`` and ``name.wait``. They
     span the host's calls, not the transfers.
     """
+    enabled = flag_argument(enabled, "enabled")
     if enabled and not _C.nvtx_available():
         raise RuntimeError(
             "this build of staging has no NVTX; build it where the CUDA toolkit's headers "

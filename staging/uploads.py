@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from staging.arguments import device_argument, int_argument
 from staging.extension import _C, torch
 
 
@@ -54,9 +55,7 @@ def set_upload_limit(nbytes: int) -> None:
     ValueError
         ``nbytes`` is negative.
     """
-    if nbytes < 0:
-        raise ValueError(f"nbytes must be >= 0, got {nbytes}")
-    _C.set_upload_limit(nbytes)
+    _C.set_upload_limit(int_argument(nbytes, "nbytes", least=0))
 
 
 def upload_stats(device: torch.device | str | int = "cuda") -> UploadStats:
@@ -71,7 +70,5 @@ def upload_stats(device: torch.device | str | int = "cuda") -> UploadStats:
 
 
 def _index(device: torch.device | str | int) -> int:
-    place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    if place.type != "cuda":
-        raise ValueError(f"device must be a CUDA device, got {str(place)!r}")
+    place = device_argument(device, "cuda")
     return torch.cuda.current_device() if place.index is None else place.index

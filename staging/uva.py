@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from staging.buffer import ml_dtype_of, numpy_view, shape_of
+from staging.arguments import device_argument, flag_argument, int_argument, shape_argument, shown
+from staging.buffer import ml_dtype_of, numpy_view
 from staging.extension import _C, torch
 from staging.memory import pinned_zeros
 
@@ -33,7 +34,7 @@ def uva_available(device: torch.device | str | int) -> bool:
     -----
     The first call for a device waits for those kernels.
     """
-    place = torch.device(device)
+    place = device_argument(device, "cuda", "cpu", "meta")
     if place.type != "cuda":
         return False
     index = torch.cuda.current_device() if place.index is None else place.index
@@ -72,9 +73,9 @@ def uva_view(tensor: torch.Tensor, device: torch.device | str | int = "cuda") ->
     time when it runs, be that before or after the launch. `UvaBuffer` with two slots or more
     is guarded.
     """
-    place = torch.device(device)
-    if place.type != "cuda":
-        raise ValueError(f"device must be a CUDA device, got {device}")
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"tensor must be a torch.Tensor, got {shown(tensor)}")
+    place = device_argument(device, "cuda")
     if not tensor.is_pinned():
         raise ValueError(
             "tensor must be in pinned memory; make it with staging.pinned_empty() or "
@@ -138,9 +139,10 @@ class UvaBuffer:
         slots: int = 1,
         with_numpy: bool = True,
     ) -> None:
-        if slots < 1:
-            raise ValueError(f"slots must be >= 1, got {slots}")
-        shape = shape_of(size)
+        slots = int_argument(slots, "slots", least=1)
+        with_numpy = flag_argument(with_numpy, "with_numpy")
+        shape = shape_argument(size, dtype)
+        device = device_argument(device, "cuda")
         ml_dtype = ml_dtype_of(dtype) if with_numpy else None
         with torch.inference_mode(False), torch.no_grad():
             self._cpu = [pinned_zeros(shape, dtype=dtype, device=device) for _ in range(slots)]

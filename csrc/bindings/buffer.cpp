@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "bindings/arguments.h"
 #include "bindings/bindings.h"
 #include "bindings/buffer.h"
 #include "bindings/fetch.h"
@@ -39,16 +40,24 @@ Reuse reuse_argument(const std::string& name) {
   throw InvalidArgument("reuse must be 'snapshot', 'wait' or 'unchecked', got '" + name + "'");
 }
 
+// For n=None.
+constexpr std::int64_t kAllRows = -1;
+
 // A slot that the user writes. It exports its memory through the buffer protocol, and keeps it
 // as long as somebody looks at it.
 class FillSlot {
  public:
-  FillSlot(ReservedSlot slot, std::size_t nbytes)
-      : pinned_(slot.slot().block()), data_(slot.data()), nbytes_(nbytes), slot_(std::move(slot)) {}
+  FillSlot(ReservedSlot slot, std::int64_t rows, std::size_t nbytes)
+      : pinned_(slot.slot().block()),
+        data_(slot.data()),
+        rows_(rows),
+        nbytes_(nbytes),
+        slot_(std::move(slot)) {}
   // Without a device: ordinary memory.
-  explicit FillSlot(std::size_t nbytes)
+  FillSlot(std::int64_t rows, std::size_t nbytes)
       : pageable_(std::make_unique<std::byte[]>(std::max<std::size_t>(nbytes, 1))),
         data_(pageable_.get()),
+        rows_(rows),
         nbytes_(nbytes) {}
 
   py::buffer_info info() const {
@@ -57,6 +66,7 @@ class FillSlot {
   }
   const std::byte* data() const noexcept { return data_; }
   std::size_t nbytes() const noexcept { return nbytes_; }
+  std::int64_t rows() const noexcept { return rows_; }
   std::optional<ReservedSlot> take() { return std::exchange(slot_, std::nullopt); }
   void abandon() { slot_.reset(); }
 
@@ -64,6 +74,7 @@ class FillSlot {
   std::shared_ptr<PinnedBlock> pinned_;
   std::unique_ptr<std::byte[]> pageable_;
   std::byte* data_;
+  std::int64_t rows_;  // kAllRows where all of them
   std::size_t nbytes_;
   std::optional<ReservedSlot> slot_;  // until it is uploaded or given up
 };
@@ -96,6 +107,7 @@ class Buffer {
                                .host_owner = std::make_shared<c10::Storage>(cpu_.storage()),
                                .device_owner = std::make_shared<c10::Storage>(gpu_.storage())},
           reuse_, order_of_group(group));
+      if (group.is_none()) copies_->filled_on(streams_.last());  // a group does that for all
     }
   }
   Buffer(const Buffer&) = delete;  // one order of copies
@@ -110,7 +122,8 @@ class Buffer {
   }
 
   py::object copy_to_gpu(py::handle n, py::handle stream) {
-    const std::size_t nbytes = prefix_nbytes(n);
+    const std::int64_t rows = rows_argument(n);
+    const std::size_t nbytes = prefix_nbytes(rows);
     const NvtxRange range(name_, "copy_to_gpu");
     if (copies_) {
       if (nbytes > kHintNbytes && reuse_ == Reuse::kSnapshot) hint_once(nbytes);
@@ -121,11 +134,12 @@ class Buffer {
       count(host_counts_.to_gpu, host_counts_.to_gpu_nbytes, nbytes);
     }
     gpu_.unsafeGetTensorImpl()->bump_version();
-    return prefix(gpu_, gpu_object_, gpu_view_, n);
+    return prefix(gpu_, gpu_object_, gpu_view_, rows);
   }
 
   py::object copy_to_cpu(py::handle n, py::handle stream) {
-    const std::size_t nbytes = prefix_nbytes(n);
+    const std::int64_t rows = rows_argument(n);
+    const std::size_t nbytes = prefix_nbytes(rows);
     const NvtxRange range(name_, "copy_to_cpu");
     if (copies_) {
       if (!pinned_ && nbytes > 0) report_slow_path(kPageableDestination);
@@ -139,15 +153,16 @@ class Buffer {
       count(host_counts_.to_cpu, host_counts_.to_cpu_nbytes, nbytes);
     }
     cpu_.unsafeGetTensorImpl()->bump_version();
-    return prefix(cpu_, cpu_object_, cpu_view_, n);
+    return prefix(cpu_, cpu_object_, cpu_view_, rows);
   }
 
   std::unique_ptr<FillSlot> begin_fill(py::handle n, py::handle stream) {
-    const std::size_t nbytes = prefix_nbytes(n);
-    if (!copies_ || nbytes == 0) return std::make_unique<FillSlot>(nbytes);
+    const std::int64_t rows = rows_argument(n);
+    const std::size_t nbytes = prefix_nbytes(rows);
+    if (!copies_ || nbytes == 0) return std::make_unique<FillSlot>(rows, nbytes);
     const StreamRef on = streams_.of(stream);
     const py::gil_scoped_release no_gil;
-    return std::make_unique<FillSlot>(copies_->begin_fill(on, nbytes), nbytes);
+    return std::make_unique<FillSlot>(copies_->begin_fill(on, nbytes), rows, nbytes);
   }
 
   void end_fill(FillSlot& fill) {
@@ -163,10 +178,11 @@ class Buffer {
   }
 
   std::unique_ptr<FetchHandle> fetch(py::handle n, py::handle stream) {
-    const std::size_t nbytes = prefix_nbytes(n);
+    const std::int64_t rows = rows_argument(n);
+    const std::size_t nbytes = prefix_nbytes(rows);
     const NvtxRange range(name_, "fetch");
     c10::SmallVector<std::int64_t, 5> sizes(gpu_.sizes().begin(), gpu_.sizes().end());
-    if (!n.is_none()) sizes[0] = n.cast<std::int64_t>();
+    if (rows != kAllRows) sizes[0] = rows;
     auto handle = std::make_unique<FetchHandle>();
     if (!copies_) {
       handle->tensor = torch_ops::host_tensor(sizes, gpu_.scalar_type());
@@ -194,7 +210,7 @@ class Buffer {
   }
 
   void refill(py::handle n, py::handle stream) {
-    const std::size_t nbytes = prefix_nbytes(n);
+    const std::size_t nbytes = prefix_nbytes(rows_argument(n));
     if (!copies_) {
       throw StateError("refill() is for copies in a CUDA graph; this buffer is on " +
                        gpu_.device().str());
@@ -279,23 +295,21 @@ class Buffer {
     sum += nbytes;
   }
 
+  // The one conversion of `n`: what it says a second time may be something else.
   std::int64_t rows_argument(py::handle n) const {
-    const std::int64_t rows = n.cast<std::int64_t>();
-    STAGING_EXPECTS(rows >= 0 && rows <= rows_, "n must be in 0..", rows_,
-                    " (the buffer's rows), got ", rows);
-    return rows;
+    if (n.is_none()) return kAllRows;
+    STAGING_EXPECTS(cpu_.dim() > 0, "n must be None for a buffer without dimensions, got ",
+                    shown(n));
+    return int_argument(n, "n", 0, rows_, "the buffer's rows");
   }
 
-  std::size_t prefix_nbytes(py::handle n) const {
-    if (n.is_none()) return nbytes_;
-    STAGING_EXPECTS(cpu_.dim() > 0, "n must be None for a buffer without dimensions");
-    return static_cast<std::size_t>(rows_argument(n)) * row_nbytes_;
+  std::size_t prefix_nbytes(std::int64_t rows) const {
+    return rows == kAllRows ? nbytes_ : static_cast<std::size_t>(rows) * row_nbytes_;
   }
 
   py::object prefix(const at::TensorBase& tensor, const py::object& whole, View& view,
-                    py::handle n) {
-    if (n.is_none()) return whole;
-    const std::int64_t rows = n.cast<std::int64_t>();
+                    std::int64_t rows) {
+    if (rows == kAllRows) return whole;
     if (rows == rows_) return whole;
     // A second reference to the tensor, of C++ or Python, shows in one of the two counts.
     if (view.n == rows && Py_REFCNT(view.object.ptr()) == 1 &&
@@ -410,6 +424,7 @@ BufferParts parts_of_buffer(py::handle buffer) {
 void bind_buffer(py::module_& m) {
   py::class_<FillSlot>(m, "FillSlot", py::buffer_protocol())
       .def_buffer([](const FillSlot& slot) { return slot.info(); })
+      .def("rows", &FillSlot::rows)
       .def("abandon", &FillSlot::abandon);
   py::class_<Buffer>(m, "Buffer")
       .def(py::init<py::object, py::object, bool, const std::string&, std::string, py::handle>(),

@@ -1,5 +1,6 @@
 #include <array>
 
+#include "bindings/arguments.h"
 #include "bindings/bindings.h"
 #include "bindings/torch_bridge.h"
 #include "support/error.h"
@@ -56,7 +57,8 @@ py::object copied_data(py::handle object) {
 // The view of a tensor whose bytes lie in logical order already: its own memory on the host,
 // a copy of a CUDA tensor's. None where they do not, or where the tensor has no bytes of that
 // kind: the caller deals with those.
-py::object contiguous_data(py::handle object, bool writable) {
+py::object contiguous_data(py::handle object, py::handle writable_object) {
+  const bool writable = flag_argument(writable_object, "writable");
   const at::TensorBase& tensor = unpack_tensor(object, "tensor");
   const bool on_device = tensor.is_cuda() && !writable;
   if (!(tensor.is_cpu() || on_device) || !torch_ops::is_plain(tensor)) return py::none();
@@ -91,7 +93,8 @@ void bind_data(py::module_& m) {
       .def_buffer([](const TensorBytes& bytes) { return bytes.info(); });
   py::class_<HostBytes>(m, "HostBytes", py::buffer_protocol()).def_buffer(&info_of);
   m.def("is_wrapper", &is_wrapper, py::arg("tensor"));
-  m.def("contiguous_data", &contiguous_data, py::arg("tensor"), py::arg("writable") = false);
+  m.def("contiguous_data", &contiguous_data, py::arg("tensor"),
+        py::arg("writable") = py::bool_(false));
   m.def("copied_data", &copied_data, py::arg("tensor"));
 }
 

@@ -50,6 +50,7 @@ class Group {
                             .host_owner = std::make_shared<c10::Storage>(cpu_.storage()),
                             .device_owner = std::make_shared<c10::Storage>(gpu_.storage())},
         keep_tails);
+    copies_->filled_on(streams_.last());
   }
   Group(const Group&) = delete;  // one order of copies
   Group& operator=(const Group&) = delete;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings/arguments.h"
 #include "bindings/bindings.h"
 #include "bindings/torch_bridge.h"
 #include "support/error.h"
@@ -29,13 +30,17 @@ class Rows {
         name_(std::move(name)),
         streams_(gpu_),
         staged_(context_of(gpu_), gpu_.mutable_data_ptr(), gpu_.size(0), gpu_.size(1),
-                gpu_.itemsize(), std::make_shared<c10::Storage>(gpu_.storage())) {}
+                gpu_.itemsize(), std::make_shared<c10::Storage>(gpu_.storage())) {
+    if (gpu_.is_cuda()) staged_.filled_on(streams_.last());
+  }
   Rows(const Rows&) = delete;  // one order of writes
   Rows& operator=(const Rows&) = delete;
 
   // Stages an object with the buffer protocol and the table's elements; false where `values`
   // is none.
-  bool stage(std::int64_t row, std::int64_t start, py::handle values) {
+  bool stage(py::handle row_object, py::handle start_object, py::handle values) {
+    const std::int64_t row = int_argument(row_object, "row");
+    const std::int64_t start = int_argument(start_object, "start");
     if (PyObject_CheckBuffer(values.ptr()) == 0) return false;
     Py_buffer view;
     if (PyObject_GetBuffer(values.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
@@ -53,13 +58,15 @@ class Rows {
   }
 
   // Stages the elements whose bytes `values` holds.
-  void stage_bytes(std::int64_t row, std::int64_t start, const py::buffer& values) {
+  void stage_bytes(py::handle row, py::handle start, const py::buffer& values) {
     const py::buffer_info info = values.request();
-    staged_.stage(row, start, info.ptr,
+    staged_.stage(int_argument(row, "row"), int_argument(start, "start"), info.ptr,
                   info.size * info.itemsize / static_cast<py::ssize_t>(gpu_.itemsize()));
   }
 
-  void stage_tensor(std::int64_t row, std::int64_t start, py::handle values) {
+  void stage_tensor(py::handle row_object, py::handle start_object, py::handle values) {
+    const std::int64_t row = int_argument(row_object, "row");
+    const std::int64_t start = int_argument(start_object, "start");
     const at::TensorBase& tensor = unpack_tensor(values, "values");
     staged_.stage(row, start, tensor.const_data_ptr(), tensor.numel());
   }

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "bindings/arguments.h"
 #include "support/error.h"
 #include "torch_ops/tensor_access.h"
 
@@ -25,18 +26,19 @@ py::object wrap_tensor(const at::TensorBase& tensor) {
 
 std::optional<StreamRef> stream_argument(py::handle stream, int device) {
   if (stream.is_none()) return std::nullopt;
-  if (!py::hasattr(stream, "cuda_stream")) {
+  if (!py::hasattr(stream, "cuda_stream") || !py::hasattr(stream, "device_index")) {
     throw py::type_error(std::string("stream must be a torch.cuda.Stream or None, got ") +
                          Py_TYPE(stream.ptr())->tp_name);
   }
-  const int stream_device = stream.attr("device_index").cast<int>();
+  const std::int64_t stream_device =
+      int_argument(stream.attr("device_index"), "stream.device_index");
   STAGING_EXPECTS(stream_device == device,
                   "stream must belong to the tensor's device cuda:", device,
                   ", got a stream of cuda:", stream_device);
-  const auto handle = stream.attr("cuda_stream").cast<std::uintptr_t>();
+  const std::int64_t handle = int_argument(stream.attr("cuda_stream"), "stream.cuda_stream");
   // PyTorch's ids of its own streams are odd.
-  const bool from_torch =
-      py::hasattr(stream, "stream_id") && (stream.attr("stream_id").cast<std::int64_t>() & 1) != 0;
+  const bool from_torch = py::hasattr(stream, "stream_id") &&
+                          (int_argument(stream.attr("stream_id"), "stream.stream_id") & 1) != 0;
   return torch_ops::stream_ref(device, reinterpret_cast<StreamHandle>(handle), from_torch);
 }
 

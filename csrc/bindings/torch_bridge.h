@@ -27,6 +27,8 @@ class TensorStreams {
   // The stream of a call: `stream`, or the current one of the tensor's device. None where the
   // tensor is on the host.
   StreamRef of(pybind11::handle stream);
+  // That of the last call; at first the one that was current when this was made.
+  StreamRef last() const noexcept { return known_; }
 
  private:
   const at::TensorBase tensor_;

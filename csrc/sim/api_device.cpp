@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 
 #include "sim/machine.h"
 
@@ -11,7 +12,11 @@ using namespace staging::sim;
 namespace {
 
 // Every limit has a value; none changes what the stand-in does.
-std::size_t g_limits[16] = {};
+std::size_t g_limits[cudaLimitPersistingL2CacheSize + 1] = {};
+
+bool known(cudaLimit limit) {
+  return limit >= 0 && static_cast<std::size_t>(limit) < std::size(g_limits);
+}
 
 }  // namespace
 
@@ -111,7 +116,8 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 
 cudaError_t cudaDeviceGetLimit(std::size_t* value, cudaLimit limit) {
   return locked_call(CallId::cudaDeviceGetLimit, [&](Call&, Machine&, Lock&) {
-    if (value == nullptr || limit < 0 || limit >= 16) return cudaErrorInvalidValue;
+    if (value == nullptr) return cudaErrorInvalidValue;
+    if (!known(limit)) return cudaErrorUnsupportedLimit;
     *value = g_limits[limit];
     return cudaSuccess;
   });
@@ -119,7 +125,7 @@ cudaError_t cudaDeviceGetLimit(std::size_t* value, cudaLimit limit) {
 
 cudaError_t cudaDeviceSetLimit(cudaLimit limit, std::size_t value) {
   return locked_call(CallId::cudaDeviceSetLimit, [&](Call&, Machine&, Lock&) {
-    if (limit < 0 || limit >= 16) return cudaErrorInvalidValue;
+    if (!known(limit)) return cudaErrorUnsupportedLimit;
     g_limits[limit] = value;
     return cudaSuccess;
   });

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "sim/machine.h"
+#include "sim/unmodelled.h"
 
 using namespace staging::sim;
 
@@ -94,7 +95,10 @@ cudaError_t instantiate(CallId id, cudaGraphExec_t* out, cudaGraph_t handle,
                                           cudaGraphInstantiateFlagUseNodePriority;
     Graph* const graph = graph_of(handle);
     if (out == nullptr || graph == nullptr) return cudaErrorInvalidValue;
-    if ((flags & ~kKnown) != 0) return cudaErrorNotSupported;
+    if (flags == cudaGraphInstantiateFlagDeviceLaunch) {
+      return unmodelled("unmodelled-call", "cudaGraphInstantiate for launches by the device");
+    }
+    if ((flags & ~kKnown) != 0) return cudaErrorInvalidValue;
     GraphExec* const exec = machine.graphs.executables.create(*graph);
     if (!exec->valid()) {
       machine.graphs.executables.release(exec);
@@ -393,9 +397,9 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec_handle, cudaStream_t handle) {
       return error;
     }
     if (stream->capture != nullptr) {
-      // It would become a child graph, which is not modelled.
+      // It would become a child graph.
       machine.captures.invalidate(*stream->capture);
-      return cudaErrorStreamCaptureUnsupported;
+      return unmodelled("unmodelled-call", "cudaGraphLaunch under capture");
     }
     return exec->launch(lock, machine.engine, machine.memory, *stream, call.deferred());
   });

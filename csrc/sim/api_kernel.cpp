@@ -3,6 +3,7 @@
 
 #include "sim/kernels.h"
 #include "sim/machine.h"
+#include "sim/unmodelled.h"
 
 using namespace staging::sim;
 
@@ -19,11 +20,10 @@ cudaError_t launch(CallId id, const void* stub, dim3 grid, dim3 block, void** ar
         block.z > 64 || grid.y > 65535 || grid.z > 65535) {
       return cudaErrorInvalidConfiguration;
     }
-    if (shared_nbytes > (227U << 10)) return cudaErrorInvalidValue;
-    if (entry->model == nullptr) {
-      Kernels::get().report_unmodelled(*entry);
-      return cudaErrorNotSupported;
+    if (shared_nbytes > entry->shared_limit.load(std::memory_order_relaxed)) {
+      return cudaErrorInvalidValue;
     }
+    if (entry->model == nullptr) return unmodelled("unmodelled-kernel", entry->name);
     Machine& machine = Machine::get();
     Lock lock(machine.mutex);
     if (machine.device_count() == 0) return cudaErrorNoDevice;
@@ -34,6 +34,20 @@ cudaError_t launch(CallId id, const void* stub, dim3 grid, dim3 block, void** ar
     }
     return machine.issue(lock, call, *stream, KernelWork(*entry, grid, block, shared_nbytes, args),
                          cudaGraphNodeTypeKernel);
+  });
+}
+
+// More dynamic shared memory than 48 KiB needs the attribute, up to what the device has for a
+// block.
+cudaError_t set_attribute(CallId id, const void* stub, cudaFuncAttribute attribute, int value) {
+  return runtime_call(id, [&](Call&) {
+    const KernelEntry* const entry = Kernels::get().find(stub);
+    if (entry == nullptr) return cudaErrorInvalidDeviceFunction;
+    if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
+      if (value < 0 || value > (227 << 10)) return cudaErrorInvalidValue;
+      entry->shared_limit.store(static_cast<std::size_t>(value), std::memory_order_relaxed);
+    }
+    return cudaSuccess;
   });
 }
 
@@ -151,10 +165,8 @@ cudaError_t cudaFuncGetName(const char** name, const void* stub) {
   });
 }
 
-cudaError_t cudaFuncSetAttribute(const void* stub, cudaFuncAttribute, int) {
-  return runtime_call(CallId::cudaFuncSetAttribute, [&](Call&) {
-    return Kernels::get().find(stub) == nullptr ? cudaErrorInvalidDeviceFunction : cudaSuccess;
-  });
+cudaError_t cudaFuncSetAttribute(const void* stub, cudaFuncAttribute attribute, int value) {
+  return set_attribute(CallId::cudaFuncSetAttribute, stub, attribute, value);
 }
 
 cudaError_t cudaFuncSetCacheConfig(const void* stub, cudaFuncCache) {
@@ -163,10 +175,9 @@ cudaError_t cudaFuncSetCacheConfig(const void* stub, cudaFuncCache) {
   });
 }
 
-cudaError_t cudaKernelSetAttributeForDevice(cudaKernel_t kernel, cudaFuncAttribute, int, int) {
-  return runtime_call(CallId::cudaKernelSetAttributeForDevice, [&](Call&) {
-    return Kernels::get().find(kernel) == nullptr ? cudaErrorInvalidDeviceFunction : cudaSuccess;
-  });
+cudaError_t cudaKernelSetAttributeForDevice(cudaKernel_t kernel, cudaFuncAttribute attribute,
+                                            int value, int) {
+  return set_attribute(CallId::cudaKernelSetAttributeForDevice, kernel, attribute, value);
 }
 
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int block_size,

@@ -3,6 +3,7 @@
 
 #include "sim/machine.h"
 #include "sim/transfer.h"
+#include "sim/unmodelled.h"
 
 using namespace staging::sim;
 
@@ -91,13 +92,14 @@ cudaError_t cudaFree(void* pointer) {
 cudaError_t cudaMallocAsync(void** out, std::size_t nbytes, cudaStream_t handle) {
   return locked_call(CallId::cudaMallocAsync, [&](Call& call, Machine& machine, Lock&) {
     call.note(handle, nbytes);
-    if (out == nullptr || machine.device_count() == 0) return cudaErrorInvalidValue;
+    if (out == nullptr) return cudaErrorInvalidValue;
+    if (machine.device_count() == 0) return cudaErrorNoDevice;
     Stream* const stream = machine.resolve(handle);
     if (stream == nullptr) return cudaErrorInvalidResourceHandle;
     if (stream->capture != nullptr) {
       // Memory nodes, whose memory belongs to the graph, are not modelled.
       machine.captures.invalidate(*stream->capture);
-      return cudaErrorStreamCaptureUnsupported;
+      return unmodelled("unmodelled-call", "cudaMallocAsync under capture");
     }
     const cudaError_t error = machine.memory.allocate_device(stream->device, nbytes, out);
     if (error == cudaSuccess) {
@@ -113,14 +115,15 @@ cudaError_t cudaFreeAsync(void* pointer, cudaStream_t handle) {
   return locked_call(CallId::cudaFreeAsync, [&](Call& call, Machine& machine, Lock& lock) {
     call.note(handle);
     if (pointer == nullptr) return cudaSuccess;
-    if (machine.device_count() == 0) return cudaErrorInvalidValue;
+    if (machine.device_count() == 0) return cudaErrorNoDevice;
     Stream* const stream = machine.resolve(handle);
     if (stream == nullptr) return cudaErrorInvalidResourceHandle;
     const Allocation* const allocation = machine.memory.starting_at(pointer, Space::kDevice);
     if (allocation == nullptr) return cudaErrorInvalidValue;
     if (stream->capture != nullptr) {
+      // It "must be passed the address of a graph allocation", and there are none.
       machine.captures.invalidate(*stream->capture);
-      return cudaErrorStreamCaptureUnsupported;
+      return cudaErrorInvalidValue;
     }
     return machine.issue(lock, call, *stream, FreeWork(pointer, allocation->id),
                          cudaGraphNodeTypeMemFree);
@@ -152,8 +155,12 @@ cudaError_t cudaHostRegister(void* pointer, std::size_t nbytes, unsigned flags) 
   return memory_call(CallId::cudaHostRegister, [&](Call& call, Machine& machine, Lock&) {
     call.note(nullptr, nbytes);
     constexpr unsigned kKnown = cudaHostRegisterPortable | cudaHostRegisterMapped;
-    if ((flags & cudaHostRegisterIoMemory) != 0 || (flags & cudaHostRegisterReadOnly) != 0) {
+    if ((flags & cudaHostRegisterReadOnly) != 0) {
+      thread_state.unmodelled = nullptr;  // CUDA's own answer where a device lacks the attribute
       return cudaErrorNotSupported;
+    }
+    if ((flags & cudaHostRegisterIoMemory) != 0) {
+      return unmodelled("unmodelled-call", "cudaHostRegister with cudaHostRegisterIoMemory");
     }
     if ((flags & ~kKnown) != 0) return cudaErrorInvalidValue;
     return machine.memory.register_host(thread_state.device, pointer, nbytes, flags);

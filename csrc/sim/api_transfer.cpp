@@ -12,14 +12,19 @@ Shape row(std::size_t nbytes) {
   return {nbytes, 1, nbytes, nbytes};
 }
 
+// The device's `memPitch`.
+constexpr std::size_t kMaxPitch = 0x7fffffff;
+
 cudaError_t copy_call(CallId id, void* dst, const void* src, const Shape& shape,
                       cudaMemcpyKind kind, cudaStream_t handle, Waiting waiting) {
   return locked_call(id, [&](Call& call, Machine& machine, Lock& lock) {
     call.note(handle, shape.nbytes(), kind);
     if (machine.device_count() == 0) return cudaErrorNoDevice;
     if (shape.height == 0) return cudaSuccess;
-    if (shape.dst_pitch < shape.width || shape.src_pitch < shape.width) {
-      return cudaErrorInvalidPitchValue;
+    // A plain copy is one row, of any length.
+    const bool pitched = shape.height > 1;
+    for (const std::size_t pitch : {shape.dst_pitch, shape.src_pitch}) {
+      if (pitch < shape.width || (pitched && pitch > kMaxPitch)) return cudaErrorInvalidPitchValue;
     }
     if (waiting == Waiting::kSync) {
       // The legacy stream's work cannot be captured.
@@ -33,13 +38,17 @@ cudaError_t copy_call(CallId id, void* dst, const void* src, const Shape& shape,
   });
 }
 
+cudaError_t refuse(CallId id, cudaError_t error) {
+  return runtime_call(id, [error](Call&) { return error; });
+}
+
 cudaError_t fill_call(CallId id, void* dst, const Shape& shape, int value, cudaStream_t handle,
                       Waiting waiting) {
   return locked_call(id, [&](Call& call, Machine& machine, Lock& lock) {
     call.note(handle, shape.nbytes());
     if (machine.device_count() == 0) return cudaErrorNoDevice;
     if (shape.height == 0) return cudaSuccess;
-    if (shape.dst_pitch < shape.width) return cudaErrorInvalidPitchValue;
+    if (shape.dst_pitch < shape.width) return cudaErrorInvalidValue;
     if (waiting == Waiting::kSync) {
       if (const cudaError_t error = machine.captures.check_unsafe_call(); error != cudaSuccess) {
         return error;
@@ -64,13 +73,20 @@ cudaError_t cudaMemcpyAsync(void* dst, const void* src, std::size_t nbytes, cuda
   return copy_call(CallId::cudaMemcpyAsync, dst, src, row(nbytes), kind, stream, Waiting::kAsync);
 }
 
-cudaError_t cudaMemcpyPeer(void* dst, int, const void* src, int, std::size_t nbytes) {
+cudaError_t cudaMemcpyPeer(void* dst, int dst_device, const void* src, int src_device,
+                           std::size_t nbytes) {
+  if (!Machine::get().valid_device(dst_device) || !Machine::get().valid_device(src_device)) {
+    return refuse(CallId::cudaMemcpyPeer, cudaErrorInvalidDevice);
+  }
   return copy_call(CallId::cudaMemcpyPeer, dst, src, row(nbytes), cudaMemcpyDeviceToDevice, nullptr,
                    Waiting::kSync);
 }
 
-cudaError_t cudaMemcpyPeerAsync(void* dst, int, const void* src, int, std::size_t nbytes,
-                                cudaStream_t stream) {
+cudaError_t cudaMemcpyPeerAsync(void* dst, int dst_device, const void* src, int src_device,
+                                std::size_t nbytes, cudaStream_t stream) {
+  if (!Machine::get().valid_device(dst_device) || !Machine::get().valid_device(src_device)) {
+    return refuse(CallId::cudaMemcpyPeerAsync, cudaErrorInvalidDevice);
+  }
   return copy_call(CallId::cudaMemcpyPeerAsync, dst, src, row(nbytes), cudaMemcpyDeviceToDevice,
                    stream, Waiting::kAsync);
 }
@@ -126,6 +142,13 @@ cudaError_t cudaMemset2DAsync(void* dst, std::size_t pitch, int value, std::size
                               std::size_t height, cudaStream_t stream) {
   return fill_call(CallId::cudaMemset2DAsync, dst, {width, height, pitch, 0}, value, stream,
                    Waiting::kAsync);
+}
+
+// A value, and no error to return: the one entry point whose stub could not say what is missing.
+cudaChannelFormatDesc cudaCreateChannelDesc(int x, int y, int z, int w,
+                                            cudaChannelFormatKind kind) {
+  Counters::add(CallId::cudaCreateChannelDesc);
+  return {x, y, z, w, kind};
 }
 
 }  // extern "C"

@@ -46,6 +46,7 @@ cudaError_t Call::inspect() noexcept {
       if (fault->deferred) {
         deferred_ = fault->code;
       } else {
+        thread_state.unmodelled = nullptr;  // this error is not about what is not modelled
         if (fault->sticky) Machine::get().lose(fault->code);
         return fault->code;
       }

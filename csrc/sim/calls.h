@@ -97,6 +97,7 @@
   X(cudaMemsetAsync)                                        \
   X(cudaMemset2D)                                           \
   X(cudaMemset2DAsync)                                      \
+  X(cudaCreateChannelDesc)                                  \
   /* kernels */                                             \
   X(cudaLaunchKernel)                                       \
   X(cudaLaunchKernelExC)                                    \

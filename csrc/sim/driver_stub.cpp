@@ -1,8 +1,8 @@
 // libcuda.so.1 of the simulated device.
 //
 // Purpose: what PyTorch and others ask of the driver itself; generate_stubs.py adds a stub
-//   for every other entry point, which ends the process by name. State is the runtime's:
-//   the stand-in for libcudart, where it is loaded.
+//   for every other entry point, which reports its name and returns "not supported". State is
+//   the runtime's: the stand-in for libcudart, where it is loaded.
 // Owner: nothing. Thread-safety: stateless.
 #include <cuda.h>
 #include <dlfcn.h>
@@ -40,6 +40,12 @@ int device_count() {
 // A context's handle: never dereferenced by anybody, one for each device.
 char g_contexts[16];
 
+// The text of the thread's last refusal, which names what is not modelled; null: there was none.
+const char* unmodelled_text() {
+  static auto* const get = runtime_function<const char*()>("staging_sim_unmodelled_text");
+  return get == nullptr ? nullptr : get();
+}
+
 const char* name_of(CUresult error) {
   switch (error) {
     case CUDA_SUCCESS:
@@ -69,6 +75,14 @@ const char* name_of(CUresult error) {
 
 extern "C" {
 
+// What the generated stubs do.
+int staging_sim_unmodelled_call(const char* name) {
+  static auto* const report = runtime_function<int(const char*)>("staging_sim_unmodelled_driver");
+  if (report != nullptr) return report(name);
+  std::fprintf(stderr, "simulated device: unmodelled-call: %s\n", name);
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
 CUresult cuInit(unsigned) {
   return CUDA_SUCCESS;
 }
@@ -86,6 +100,10 @@ CUresult cuGetErrorName(CUresult error, const char** name) {
 }
 
 CUresult cuGetErrorString(CUresult error, const char** text) {
+  if (text != nullptr && error == CUDA_ERROR_NOT_SUPPORTED && unmodelled_text() != nullptr) {
+    *text = unmodelled_text();
+    return CUDA_SUCCESS;
+  }
   return cuGetErrorName(error, text);
 }
 
@@ -151,6 +169,8 @@ CUresult cuLogsUnregisterCallback(CUlogsCallbackHandle) {
 CUresult cuGetProcAddress_v2(const char* symbol, void** function, int, cuuint64_t,
                              CUdriverProcAddressQueryResult* status) {
   if (symbol == nullptr || function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  // As in CUDA, the name without a version means the version that the caller was built for.
+  if (std::strcmp(symbol, "cuGetProcAddress") == 0) symbol = "cuGetProcAddress_v2";
   static void* const self = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   *function = self == nullptr ? nullptr : dlsym(self, symbol);
   if (status != nullptr) {
@@ -158,6 +178,11 @@ CUresult cuGetProcAddress_v2(const char* symbol, void** function, int, cuuint64_
         *function == nullptr ? CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND : CU_GET_PROC_ADDRESS_SUCCESS;
   }
   return *function == nullptr ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
+}
+
+// Under its first name, by which libraries with a runtime of their own look it up.
+CUresult cuGetProcAddress(const char* symbol, void** function, int version, cuuint64_t flags) {
+  return cuGetProcAddress_v2(symbol, function, version, flags, nullptr);
 }
 
 }  // extern "C"

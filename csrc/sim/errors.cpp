@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "sim/unmodelled.h"
+
 namespace staging::sim {
 
 namespace {
@@ -81,8 +83,10 @@ const char* error_text(cudaError_t error) noexcept {
       return "peer access has not been enabled";
     case cudaErrorNotPermitted:
       return "operation not permitted";
-    case cudaErrorNotSupported:
-      return "operation not supported";
+    case cudaErrorNotSupported: {
+      const char* const text = unmodelled_text();
+      return text == nullptr ? "operation not supported" : text;
+    }
     case cudaErrorStreamCaptureUnsupported:
       return "operation not permitted when stream is capturing";
     case cudaErrorStreamCaptureInvalidated:

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
-#include <set>
 #include <unordered_map>
 
 #include "kernels/registry.h"
@@ -25,7 +24,6 @@ struct State {
   std::vector<std::pair<const void*, const char*>> registered;  // LOCK: mutex; not yet in entries
   std::unordered_map<const void*, std::unique_ptr<KernelEntry>> entries;  // LOCK: mutex
   std::vector<std::unique_ptr<KernelEntry>> replaced;                     // LOCK: mutex
-  std::set<std::string> reported;                                         // LOCK: mutex
 };
 
 State& state() {
@@ -108,14 +106,6 @@ const KernelEntry* Kernels::find(const void* stub) {
     entry.model = make_model(entry.name);
   }
   return &entry;
-}
-
-void Kernels::report_unmodelled(const KernelEntry& entry) {
-  {
-    const std::lock_guard lock(state().mutex);
-    if (!state().reported.insert(entry.name).second) return;
-  }
-  Reports::get().add("unmodelled-kernel", entry.name);
 }
 
 KernelWork::KernelWork(const KernelEntry& entry, dim3 grid, dim3 block, std::size_t shared_nbytes,

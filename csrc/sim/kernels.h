@@ -10,6 +10,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -35,6 +36,8 @@ struct KernelEntry {
   const char* mangled = nullptr;
   std::string name;                    // demangled, with parameters
   std::unique_ptr<KernelModel> model;  // null: not modelled
+  // Of a launch's dynamic shared memory, in bytes, until an attribute says otherwise.
+  mutable std::atomic<std::size_t> shared_limit{48 << 10};
 };
 
 class Kernels {
@@ -44,8 +47,6 @@ class Kernels {
   void add(const void* stub, const char* mangled);
   // Null where no such stub was registered. Finds the model on first use.
   const KernelEntry* find(const void* stub);
-  // The message for a launch that cannot be run; says each name once.
-  void report_unmodelled(const KernelEntry& entry);
 };
 
 class KernelWork final : public Work {

@@ -1,5 +1,8 @@
 #include "sim/memory.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <string>
 
@@ -13,6 +16,14 @@ std::string hex(const void* pointer) {
   char text[32];
   std::snprintf(text, sizeof text, "%p", pointer);
   return text;
+}
+
+// Whether every page of the range exists: what does not cannot be pinned.
+bool mapped(std::uintptr_t begin, std::uintptr_t end) {
+  static const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const std::uintptr_t first = begin / page * page;
+  // Does nothing else on Linux.
+  return msync(reinterpret_cast<void*>(first), end - first, MS_ASYNC) == 0;
 }
 
 void* pointer_to(std::uintptr_t address) {
@@ -77,6 +88,7 @@ cudaError_t Memory::register_host(int device, void* pointer, std::size_t nbytes,
                ? cudaErrorInvalidValue
                : cudaErrorHostMemoryAlreadyRegistered;
   }
+  if (!mapped(begin, begin + nbytes)) return cudaErrorInvalidValue;
   Allocation allocation;
   allocation.begin = begin;
   allocation.nbytes = nbytes;

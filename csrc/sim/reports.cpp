@@ -35,6 +35,13 @@ void Reports::add(std::string kind, std::string message) {
   }
 }
 
+void Reports::add_once(const std::string& kind, const std::string& message) {
+  for (const Report& report : list()) {
+    if (report.kind == kind && report.message == message) return;
+  }
+  add(kind, message);
+}
+
 std::vector<Report> Reports::list() const {
   const std::lock_guard lock(state().mutex);
   return state().reports;

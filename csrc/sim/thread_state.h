@@ -22,6 +22,7 @@ struct ThreadState {
   int device = 0;
   cudaError_t last_error = cudaSuccess;
   cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+  const char* unmodelled = nullptr;  // text of the last refusal of what is not modelled
   // In a host function or a user object's destructor, which may not call the runtime.
   bool in_callback = false;
   // <<<…>>> pushes, the host stub pops; nesting happens when an argument launches.

@@ -27,20 +27,39 @@ cudaError_t illegal_access(const Work& work) {
   return cudaErrorIllegalAddress;
 }
 
-bool kind_fits(cudaMemcpyKind kind, const Range& dst, const Range& src) {
+// The side of a copy on which each end stands.
+struct Sides {
+  bool dst_host = false;
+  bool src_host = false;
+};
+
+// The sides that `kind` names, or those of the pointers where it leaves them to be inferred.
+// False where there is no such kind.
+bool sides_of(cudaMemcpyKind kind, const Range& dst, const Range& src, Sides* out) {
   switch (kind) {
     case cudaMemcpyHostToHost:
-      return dst.host() && src.host();
+      *out = {true, true};
+      return true;
     case cudaMemcpyHostToDevice:
-      return !dst.host() && src.host();
+      *out = {false, true};
+      return true;
     case cudaMemcpyDeviceToHost:
-      return dst.host() && !src.host();
+      *out = {true, false};
+      return true;
     case cudaMemcpyDeviceToDevice:
-      return !dst.host() && !src.host();
+      *out = {false, false};
+      return true;
     case cudaMemcpyDefault:
+      *out = {dst.host(), src.host()};
       return true;
   }
   return false;
+}
+
+// Pinned memory may stand on either side: all of it is mapped, and a device reaches it at its own
+// address (CUDA runtime API, "Unified Addressing").
+bool may_stand(const Range& range, bool host_side) {
+  return range.kind == Range::Kind::kPinned || range.host() == host_side;
 }
 
 std::shared_ptr<const std::byte[]> take(const Range& src, const Shape& shape) {
@@ -52,20 +71,21 @@ std::shared_ptr<const std::byte[]> take(const Range& src, const Shape& shape) {
   return taken;
 }
 
-// How a copy treats each end, from the kinds of memory.
+// How a copy treats each end, from the kinds of memory and the sides on which they stand. A pinned
+// end on the device side is the device's: nothing of such a copy happens in the call.
 struct Treatment {
   bool take_source = false;  // read the source in the call
   bool complete = false;     // the call returns when the copy is done
 };
 
-Treatment treatment(const Range& dst, const Range& src, Waiting waiting) {
+Treatment treatment(const Range& dst, const Range& src, const Sides& sides, Waiting waiting) {
   const bool dst_pageable = dst.kind == Range::Kind::kPageable;
   const bool src_pageable = src.kind == Range::Kind::kPageable;
   const bool late = config().pageable_async && waiting == Waiting::kAsync;
   Treatment result;
-  if (dst.host() && src.host()) {
+  if (sides.dst_host && sides.src_host) {
     result.complete = true;
-  } else if (!dst.host() && !src.host()) {
+  } else if (!sides.dst_host && !sides.src_host) {
     result.complete = false;  // not even cudaMemcpy waits
   } else {
     result.take_source = src_pageable && !late;
@@ -157,16 +177,17 @@ cudaError_t copy(const Call& call, Machine& machine, Lock& lock, Stream& stream,
       error != cudaSuccess) {
     return error;
   }
-  if (!kind_fits(kind, to, from)) {
-    return kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault ? cudaErrorInvalidMemcpyDirection
-                                                                   : cudaErrorInvalidValue;
+  Sides sides;
+  if (!sides_of(kind, to, from, &sides)) return cudaErrorInvalidMemcpyDirection;
+  if (!may_stand(to, sides.dst_host) || !may_stand(from, sides.src_host)) {
+    return cudaErrorInvalidValue;
   }
   if (stream.capture != nullptr) {
     // A node reads and writes at each replay, whatever the memory is.
     return machine.issue(lock, call, stream, CopyWork(untrusted(to), untrusted(from), shape),
                          cudaGraphNodeTypeMemcpy);
   }
-  const Treatment how = treatment(to, from, waiting);
+  const Treatment how = treatment(to, from, sides, waiting);
   cudaError_t error = cudaSuccess;
   if (waiting == Waiting::kSync && how.take_source) {
     // "A stream sync is performed before the copy is initiated."

@@ -98,7 +98,7 @@ class BatchWork final : public Work {
 
 enum class Waiting : std::uint8_t { kAsync, kSync };
 
-// cudaMemcpy*, all of them. `kind` is replaced by the kind that the pointers have.
+// cudaMemcpy*, all of them. The pointers must be able to stand on the sides that `kind` names.
 cudaError_t copy(const Call& call, Machine& machine, Lock& lock, Stream& stream, void* dst,
                  const void* src, const Shape& shape, cudaMemcpyKind kind, Waiting waiting);
 cudaError_t fill(const Call& call, Machine& machine, Lock& lock, Stream& stream, void* dst,

@@ -86,7 +86,7 @@ bool BufferCopies::upload(StreamRef stream, std::size_t nbytes) {
   const DeviceScope scope(context_.runtime(), stream.device);
   CopyOrder::Turn turn(order_);
   if (context_.capturing(stream)) [[unlikely]] {
-    capture(stream, nbytes);
+    capture(turn, stream, nbytes);
     return false;
   }
   bool direct = arrays_.host_is_pinned && reuse_ != Reuse::kSnapshot;
@@ -137,7 +137,8 @@ void BufferCopies::begin_copy(CopyOrder::Turn& turn, StreamRef stream) {
   if (graph_slot_ != nullptr) graph_slot_->wait_on(stream);
 }
 
-void BufferCopies::capture(StreamRef stream, std::size_t nbytes) {
+void BufferCopies::capture(CopyOrder::Turn& turn, StreamRef stream, std::size_t nbytes) {
+  turn.wait_fill();
   if (reuse_ == Reuse::kUnchecked && arrays_.host_is_pinned) {
     context_.retain_in_graph(stream, arrays_.host_owner);
     context_.retain_in_graph(stream, arrays_.device_owner);

@@ -7,8 +7,9 @@
 //   to decide.
 //
 // Invariants:
-//   * Copies of this object reach the device in the order of the calls, on whatever streams:
-//     a copy on another stream than the last one's first makes its stream wait for that.
+//   * Copies of this object reach the device in the order of the calls, on whatever streams, and
+//     behind what filled the device array: a copy on another stream than the last one's first makes
+//     its stream wait for that.
 //   * The bytes that a copy to the device takes are those of the moment of the call: of a
 //     snapshot because they were copied, of the other policies because the host array is
 //     handed out only after the copy.
@@ -79,13 +80,21 @@ class BufferCopies {
   BufferCopies& operator=(const BufferCopies&) = delete;
   ~BufferCopies();
 
+  // The device array was filled on `stream` just now: this object's copies come after that. Of
+  // a buffer that is no member of a group, before any other call. Throws StateError where
+  // `stream` captures.
+  void filled_on(StreamRef stream) {
+    if (arrays_.nbytes > 0) order_.begin_behind(context_.record_fill(stream));
+  }
+
   // Enqueues host[:nbytes] -> device[:nbytes] on `stream`. Whether the transfer reads the host
   // array itself: where the policy says so, or where a download into it is in flight, whose
   // bytes a snapshot would miss. A pageable host array is never read by a transfer.
   // Waits only where the stream's ring is full of copies in flight, for the oldest.
   //
   // Where `stream` captures, the copy becomes part of the graph and reads the graph slot,
-  // which has the bytes of this moment until refill(). Under kUnchecked it reads a pinned host
+  // which has the bytes of this moment until refill(). Where the device array's fill has not run
+  // yet, the call waits for that: a graph cannot. Under kUnchecked it reads a pinned host
   // array itself, at every replay, unguarded.
   bool upload(StreamRef stream, std::size_t nbytes);
   // Puts host[:nbytes] into the graph slot, for the replays that are launched from now on, on
@@ -137,7 +146,7 @@ class BufferCopies {
   Event copy(CopyOrder::Turn& turn, StreamRef stream, void* dst, const void* src,
              std::size_t nbytes, CopyKind kind, bool uses_host, bool* lost);
   void begin_copy(CopyOrder::Turn& turn, StreamRef stream);
-  void capture(StreamRef stream, std::size_t nbytes);
+  void capture(CopyOrder::Turn& turn, StreamRef stream, std::size_t nbytes);
   void write_graph_slot(std::size_t nbytes);
   void copy_host_array(CopyOrder::Turn& turn, StreamRef stream, std::size_t nbytes, CopyKind kind);
   void count_waits(std::uint64_t waits, std::uint64_t waited_us) noexcept;

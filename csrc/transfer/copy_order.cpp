@@ -25,11 +25,18 @@ void CopyOrder::Turn::wait_on(StreamRef stream) {
   if (order_.group_ != nullptr) order_.group_->wait_on(stream);
 }
 
+void CopyOrder::Turn::wait_fill() {
+  for (const CopyOrder* order : {&order_, order_.group_.get()}) {
+    if (order != nullptr && order->is_fill_) order->last_.synchronize();
+  }
+}
+
 void CopyOrder::Turn::done(Event event, bool uses_host) {
   {
     const std::lock_guard<std::mutex> lock(order_.mutex_);
     if (uses_host) order_.host_user_ = event;
     order_.last_ = std::move(event);
+    order_.is_fill_ = false;
   }
   order_.set_ahead();
 }

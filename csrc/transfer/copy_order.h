@@ -14,6 +14,8 @@
 //     Ctrl-C) blocks nobody: who holds the GIL is not waiting for a turn.
 //   * An operation that was enqueued and whose event could not be had leaves its stream; what
 //     comes next waits for all of that stream.
+//   * What fills the device array before the first operation is one of those: begin_behind().
+//     It counts as no use of the array, whose allocator enqueued it and knows of it.
 //   * Members of a group take their turns with the group: one operation of all of them at a
 //     time. A member's operation comes after the group's; the group's comes after those of the
 //     members that it join()s.
@@ -38,6 +40,13 @@ class CopyOrder {
   CopyOrder(const CopyOrder&) = delete;  // the order of one pair of arrays
   CopyOrder& operator=(const CopyOrder&) = delete;
 
+  // `fill` was recorded behind what filled the device array: the first operation comes after it.
+  // Before anything else, and before the order is shared.
+  void begin_behind(Event fill) noexcept {
+    last_ = std::move(fill);
+    is_fill_ = static_cast<bool>(last_);
+  }
+
   // One operation's turn. Ends with the scope; where nothing was enqueued, nothing changed.
   class Turn {
    public:
@@ -50,6 +59,9 @@ class CopyOrder {
 
     // Makes `stream`, whose device is current, wait for the operation before this one.
     void wait_on(StreamRef stream);
+    // For an operation that becomes part of a graph, and cannot wait by itself: blocks until
+    // the device array has been filled; throws Interrupted. Call without the GIL.
+    void wait_fill();
     // Whether an operation before this one still uses the host array. Asks the runtime.
     bool host_in_flight() { return order_.host_in_flight(); }
     // The operation was enqueued behind wait_on(), and `event` recorded behind it.
@@ -70,8 +82,8 @@ class CopyOrder {
   // For whoever keeps the host array alive: the event of the copies that use it, if any; and
   // whether there is a copy that nothing tells the end of.
   Event host_user() const;
-  // The last operation, if any. Not while another thread has its turn.
-  const Event& last() const noexcept { return last_; }
+  // The last operation, if any; the fill is none. Not while another thread has its turn.
+  Event last() const noexcept { return is_fill_ ? Event() : last_; }
   bool host_lost() const;
 
   // -- a group and its members; all of these within a turn of theirs -------------------------
@@ -103,8 +115,9 @@ class CopyOrder {
 
   mutable std::mutex mutex_;
   Event last_;                     // belongs to the turn
+  bool is_fill_ = false;           // last_ is what begin_behind() was given; likewise
   Event host_user_;                // the last one that uses the host array; guarded by mutex_
-  std::optional<StreamRef> lost_;  // of an operation without an event; likewise
+  std::optional<StreamRef> lost_;  // of an operation without an event; guarded by mutex_
   std::atomic<bool> has_lost_{false};
 };
 

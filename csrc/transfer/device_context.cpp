@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "runtime/device_scope.h"
 #include "support/error.h"
 
 namespace staging {
@@ -99,6 +100,20 @@ bool DeviceContext::capturing(StreamRef stream) const {
     throw StateError("the stream's CUDA graph capture was invalidated by an earlier error");
   }
   return status == CaptureStatus::kActive;
+}
+
+Event DeviceContext::record_fill(StreamRef stream) {
+  Runtime::check_not_forked();
+  const DeviceScope scope(runtime_, stream.device);
+  if (capturing(stream)) {
+    throw StateError(
+        "a buffer, a group or a table cannot be made on a stream that captures a CUDA graph: the "
+        "zeros of its device memory would become part of the graph, and every replay would clear "
+        "it. Make it before the capture");
+  }
+  Event event = events_.acquire();
+  event.record(stream);
+  return event;
 }
 
 std::size_t DeviceContext::trim() {

@@ -48,6 +48,10 @@ class DeviceContext {
 
   // Whether `stream` captures a CUDA graph; throws StateError where an error ended the capture.
   bool capturing(StreamRef stream) const;
+  // For a new object whose device memory was filled on `stream` just now: an event behind that.
+  // Throws StateError where `stream` captures a CUDA graph: each replay would fill it again, and
+  // an event of a capture is of no use outside.
+  Event record_fill(StreamRef stream);
   // The ring of a stream, made on first use. It is dropped when its stream is found to be
   // gone: whoever keeps it, keeps its memory.
   std::shared_ptr<UploadRing> ring(StreamRef stream);

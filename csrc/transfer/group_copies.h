@@ -65,6 +65,12 @@ class GroupCopies {
   // Its members are gone by then.
   ~GroupCopies();
 
+  // The device arena was filled on `stream` just now: the copies of the group and of its members
+  // come after that. Before any other call. Throws StateError where `stream` captures.
+  void filled_on(StreamRef stream) {
+    if (arenas_.nbytes > 0) order_.begin_behind(context_.record_fill(stream));
+  }
+
   // The next member: `nbytes` at `offset`, behind the ones before. Its index.
   std::uint32_t add_member(std::size_t offset, std::size_t nbytes);
   // Its copies, made with order() as their group. Null again when they are gone.

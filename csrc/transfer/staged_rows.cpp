@@ -184,6 +184,10 @@ StagedRows::~StagedRows() {
   if (order_ != nullptr) keep_until_unused(*context_, *order_, nullptr, owner_);
 }
 
+void StagedRows::filled_on(StreamRef stream) {
+  if (rows_ > 0 && cols_ > 0) order_->begin_behind(context_->record_fill(stream));
+}
+
 void StagedRows::stage(std::int64_t row, std::int64_t start, const void* values,
                        std::int64_t count) {
   STAGING_EXPECTS(row >= 0 && row < rows_, "row must be in 0..", rows_ - 1, " (the table has ",

@@ -39,6 +39,10 @@ class StagedRows {
   StagedRows& operator=(const StagedRows&) = delete;
   ~StagedRows();
 
+  // The table, on a device, was filled on `stream` just now: applications come after that. Before
+  // any other call. Throws StateError where `stream` captures.
+  void filled_on(StreamRef stream);
+
   // Takes the bytes of `count` elements for table[row, start : start + count]. Throws
   // InvalidArgument that names the index which is out of bounds.
   void stage(std::int64_t row, std::int64_t start, const void* values, std::int64_t count);

@@ -142,9 +142,10 @@ class Report:
     ----------
     kind
         ``"free-in-flight"``, ``"use-after-free"``, ``"illegal-address"``,
-        ``"unmodelled-kernel"``, ``"kernel-failed"`` or ``"call-in-callback"``.
+        ``"unmodelled-call"``, ``"unmodelled-kernel"``, ``"kernel-failed"`` or
+        ``"call-in-callback"``.
     message
-        What happened, to which memory.
+        What happened, to which memory; of what is not modelled, its name, said once.
     """
 
     kind: str

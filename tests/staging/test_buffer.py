@@ -533,8 +533,9 @@ def test_a_copy_is_one_transfer_and_one_event_record(n):
 def test_each_copy_in_flight_has_an_event_of_its_own():
     buffer, stream = make(8), torch.cuda.Stream()
     torch.cuda.synchronize()
-    staging.extension._C.trim(0)  # leaves no idle event
     with sim.policy("lazy"), sim.hold(stream.cuda_stream):
+        buffer.copy_to_gpu(stream=stream)
+        staging.extension._C.trim(0)  # leaves no idle event, nor that of the buffer's fill
         before = sim.objects().events
         for _ in range(20):
             buffer.copy_to_gpu(stream=stream)

@@ -136,7 +136,7 @@ def test_zeros_are_zero_also_in_reused_memory():
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "text"),
     [
-        ((-1,), {}, ValueError, r"size .*\(-1,\)"),
+        ((-1,), {}, ValueError, "size must be >= 0, got -1"),
         (("3",), {}, TypeError, "size"),
         ((1.5,), {}, TypeError, "size"),
         ((1,), {"dtype": "int32"}, TypeError, "dtype"),

@@ -138,7 +138,7 @@ def test_discard_forgets(device):
 
 
 def test_a_table_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="rows and cols"):
+    with pytest.raises(ValueError, match="rows must be >= 0, got -1"):
         StagedRows(-1, 2, torch.int32, "cpu")
     with pytest.raises(ValueError, match="device"):
         StagedRows(1, 2, torch.int32, "meta")

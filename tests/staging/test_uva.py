@@ -47,6 +47,32 @@ def test_views_of_slices_have_their_offsets_and_strides():
 
 
 @pytest.mark.cuda
+def test_pytorch_copies_views_as_it_copies_any_device_tensor():
+    host = torch.arange(16).pin_memory()
+    view = uva_view(host)
+    assert torch.equal(view.clone().cpu(), host)
+    assert torch.equal(view.cpu(), host)
+    assert torch.equal(torch.empty_like(view).copy_(view).cpu(), host)
+    back = torch.zeros_like(host).pin_memory()
+    back.copy_(view, non_blocking=True)
+    torch.cuda.synchronize()
+    assert torch.equal(back, host)
+    view.copy_(torch.full_like(view, 7))
+    torch.cuda.synchronize()
+    assert (host == 7).all()
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_a_copy_of_a_view_reads_the_host_memory_when_it_runs():
+    host = torch.ones(16, dtype=torch.int32).pin_memory()
+    with sim.policy("lazy"):
+        copy = uva_view(host).clone()
+        host.fill_(2)
+        assert (copy.cpu() == 2).all()
+
+
+@pytest.mark.cuda
 def test_a_view_keeps_the_host_memory_alive():
     host = torch.full((1 << 16,), 7, dtype=torch.int32, pin_memory=True)
     view = uva_view(host)

@@ -135,6 +135,15 @@ TEST_F(Device, StreamsTakePriorities) {
   CUDA_ERROR(cudaStreamSynchronize(stream), cudaErrorInvalidResourceHandle);
 }
 
+TEST_F(Device, LimitsAreKept) {
+  std::size_t value = 0;
+  CUDA_OK(cudaDeviceSetLimit(cudaLimitPrintfFifoSize, 4096));
+  CUDA_OK(cudaDeviceGetLimit(&value, cudaLimitPrintfFifoSize));
+  EXPECT_EQ(value, 4096U);
+  CUDA_ERROR(cudaDeviceGetLimit(&value, static_cast<cudaLimit>(99)), cudaErrorUnsupportedLimit);
+  CUDA_ERROR(cudaDeviceSetLimit(static_cast<cudaLimit>(99), 1), cudaErrorUnsupportedLimit);
+}
+
 TEST_F(Device, WorkOfADestroyedStreamRunsAllTheSame) {
   use("lazy");
   Pinned host(64, 4);

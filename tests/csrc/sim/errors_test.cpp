@@ -35,10 +35,36 @@ TEST_F(Errors, ASuccessfulCallDoesNotClearIt) {
   CUDA_ERROR(cudaGetLastError(), cudaErrorInvalidDevice);
 }
 
-TEST_F(Errors, AnEntryPointThatIsNotModelledEndsTheProcessByName) {
-  auto* const advise = reinterpret_cast<void (*)()>(dlsym(RTLD_DEFAULT, "cudaMemAdvise"));
-  ASSERT_NE(advise, nullptr);
-  EXPECT_DEATH(advise(), "cudaMemAdvise is not modelled");
+TEST_F(Errors, AnEntryPointThatIsNotModelledIsNotSupportedAndReportedByName) {
+  void* pointer = nullptr;
+  CUDA_ERROR(cudaMallocManaged(&pointer, 64, cudaMemAttachGlobal), cudaErrorNotSupported);
+  CUDA_ERROR(cudaMallocManaged(&pointer, 64, cudaMemAttachGlobal), cudaErrorNotSupported);
+  EXPECT_NE(std::strstr(cudaGetErrorString(cudaErrorNotSupported), "cudaMallocManaged"), nullptr);
+  EXPECT_EQ(report_kinds(), std::vector<std::string>{"unmodelled-call"});  // once
+  // An error like any other: the thread's last one, and not sticky.
+  CUDA_ERROR(cudaGetLastError(), cudaErrorNotSupported);
+  CUDA_OK(cudaGetLastError());
+  CUDA_OK(cudaDeviceSynchronize());
+  // Cleared, it is reported again.
+  staging_sim_report_clear();
+  CUDA_ERROR(cudaMallocManaged(&pointer, 64, cudaMemAttachGlobal), cudaErrorNotSupported);
+  EXPECT_EQ(report_kinds().size(), 1U);
+}
+
+TEST_F(Errors, NoEntryPointOfTheRuntimeEndsTheProcess) {
+  // Of every family, some; their stubs are generated from one template.
+  for (const char* name :
+       {"cudaIpcGetMemHandle", "cudaGraphAddKernelNode", "cudaLaunchCooperativeKernel",
+        "cudaMalloc3D", "cudaGetSymbolAddress", "cudaStreamSetAttribute", "cudaDeviceReset"}) {
+    auto* const call = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, name));
+    ASSERT_NE(call, nullptr) << name;
+    EXPECT_EQ(call(), cudaErrorNotSupported) << name;
+    EXPECT_NE(std::strstr(cudaGetErrorString(cudaErrorNotSupported), name), nullptr);
+  }
+  EXPECT_EQ(report_kinds().size(), 7U);
+  const cudaChannelFormatDesc format =
+      cudaCreateChannelDesc(8, 0, 0, 0, cudaChannelFormatKindSigned);
+  EXPECT_EQ(format.x, 8);
 }
 
 }  // namespace

@@ -303,5 +303,28 @@ TEST_F(Graph, HandlesAreCountedForLeakTests) {
   EXPECT_EQ(after.executables, before.executables);
 }
 
+// What CUDA can capture and the stand-in cannot: not supported, by name, rather than an error that
+// CUDA would not give.
+TEST_F(Graph, WhatCannotBeCapturedHereSaysSo) {
+  cudaGraph_t empty = nullptr, graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  CUDA_OK(cudaGraphCreate(&empty, 0));
+  CUDA_OK(cudaGraphInstantiate(&exec, empty, 0));
+  CUDA_ERROR(cudaGraphInstantiate(&exec, empty, cudaGraphInstantiateFlagDeviceLaunch),
+             cudaErrorNotSupported);
+  CUDA_ERROR(cudaGraphInstantiate(&exec, empty, 1ULL << 40), cudaErrorInvalidValue);
+  TestStream stream;
+  void* pointer = nullptr;
+  for (const bool launch : {true, false}) {
+    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    CUDA_ERROR(launch ? cudaGraphLaunch(exec, stream) : cudaMallocAsync(&pointer, 64, stream),
+               cudaErrorNotSupported);
+    CUDA_ERROR(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
+  }
+  EXPECT_EQ(report_kinds(), std::vector<std::string>(3, "unmodelled-call"));
+  CUDA_OK(cudaGraphExecDestroy(exec));
+  CUDA_OK(cudaGraphDestroy(empty));
+}
+
 }  // namespace
 }  // namespace staging::sim

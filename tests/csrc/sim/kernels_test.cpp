@@ -161,6 +161,7 @@ TEST_F(Kernels, OneThatIsNotModelledFailsByName) {
   char kind[64], message[256];
   ASSERT_EQ(staging_sim_report(0, kind, sizeof kind, message, sizeof message), 0);
   EXPECT_STREQ(message, "other::secret_kernel(int)");
+  EXPECT_NE(std::strstr(cudaGetErrorString(cudaErrorNotSupported), message), nullptr);
 }
 
 TEST_F(Kernels, LaunchesAreChecked) {
@@ -170,6 +171,16 @@ TEST_F(Kernels, LaunchesAreChecked) {
              cudaErrorInvalidConfiguration);
   CUDA_ERROR(cudaLaunchKernel(strided_copy_stub(), dim3(1), dim3(2048), args, 0, nullptr),
              cudaErrorInvalidConfiguration);
+  const auto with_shared = [&](std::size_t nbytes) {
+    return cudaLaunchKernel(strided_copy_stub(), dim3(1), dim3(32), args, nbytes, nullptr);
+  };
+  CUDA_OK(with_shared(48 << 10));
+  // More has to be asked for first, and the device has an end.
+  CUDA_ERROR(with_shared((48 << 10) + 1), cudaErrorInvalidValue);
+  constexpr auto kShared = cudaFuncAttributeMaxDynamicSharedMemorySize;
+  CUDA_ERROR(cudaFuncSetAttribute(strided_copy_stub(), kShared, 1 << 20), cudaErrorInvalidValue);
+  CUDA_OK(cudaFuncSetAttribute(strided_copy_stub(), kShared, 64 << 10));
+  CUDA_OK(with_shared(64 << 10));
   CUDA_ERROR(cudaLaunchKernel(&params, dim3(1), dim3(32), args, 0, nullptr),
              cudaErrorInvalidDeviceFunction);
   TestStream stream;

@@ -210,6 +210,26 @@ TEST_F(Memory, RegistrationFollowsCudasRules) {
              cudaErrorHostMemoryAlreadyRegistered);
 }
 
+TEST_F(Memory, WhatIsNotMappedCannotBeRegistered) {
+  void* const pages =
+      mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(pages, MAP_FAILED);
+  ASSERT_EQ(munmap(static_cast<char*>(pages) + 4096, 4096), 0);
+  CUDA_ERROR(cudaHostRegister(pages, 8192, cudaHostRegisterDefault), cudaErrorInvalidValue);
+  CUDA_OK(cudaHostRegister(pages, 4096, cudaHostRegisterDefault));
+  CUDA_OK(cudaHostUnregister(pages));
+  munmap(pages, 4096);
+}
+
+TEST_F(Memory, ReadOnlyRegistrationIsNotSupportedByThisDevice) {
+  std::vector<unsigned char> host(64);
+  int supported = 1;
+  CUDA_OK(cudaDeviceGetAttribute(&supported, cudaDevAttrHostRegisterReadOnlySupported, 0));
+  EXPECT_EQ(supported, 0);
+  CUDA_ERROR(cudaHostRegister(host.data(), 64, cudaHostRegisterReadOnly), cudaErrorNotSupported);
+  EXPECT_STREQ(cudaGetErrorString(cudaErrorNotSupported), "operation not supported");
+}
+
 TEST_F(Memory, TheDeviceSeesPinnedMemoryAtItsOwnAddress) {
   Pinned host(64);
   void* device = nullptr;

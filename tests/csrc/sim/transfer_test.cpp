@@ -84,11 +84,66 @@ TEST_F(Transfer, TheKindMustBeWhatThePointersAre) {
              cudaErrorInvalidValue);
   CUDA_ERROR(cudaMemcpyAsync(host.data, device.data, 64, cudaMemcpyHostToHost, nullptr),
              cudaErrorInvalidValue);
-  CUDA_ERROR(cudaMemcpyAsync(host.data, host.data, 64, cudaMemcpyDeviceToDevice, nullptr),
-             cudaErrorInvalidValue);
+  // Pageable memory is never the device's.
+  std::vector<unsigned char> pageable(64);
+  for (const cudaMemcpyKind kind : {cudaMemcpyHostToDevice, cudaMemcpyDeviceToDevice}) {
+    CUDA_ERROR(cudaMemcpyAsync(pageable.data(), host.data, 64, kind, nullptr),
+               cudaErrorInvalidValue);
+  }
+  for (const cudaMemcpyKind kind : {cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice}) {
+    CUDA_ERROR(cudaMemcpyAsync(host.data, pageable.data(), 64, kind, nullptr),
+               cudaErrorInvalidValue);
+  }
   CUDA_ERROR(cudaMemcpyAsync(host.data, host.data, 64, static_cast<cudaMemcpyKind>(7), nullptr),
              cudaErrorInvalidMemcpyDirection);
   CUDA_OK(cudaMemcpyAsync(device.data, host.data, 64, cudaMemcpyDefault, nullptr));
+}
+
+// "Automatic Mapping of Host Allocated Host Memory": of cudaHostAlloc whatever its flags, and of
+// cudaHostRegister where the device can use the host's pointer.
+TEST_P(TransferAlways, PinnedMemoryMayStandOnTheDeviceSide) {
+  Pinned allocated(64, 1);
+  std::vector<unsigned char> registered(64, 2);
+  CUDA_OK(cudaHostRegister(registered.data(), 64, cudaHostRegisterDefault));
+  Pinned out(64);
+  DeviceBuffer device(64);
+  TestStream stream;
+  for (unsigned char* const pinned : {allocated.data, registered.data()}) {
+    const int value = pinned[0];
+    CUDA_OK(cudaMemcpyAsync(device.data, pinned, 64, cudaMemcpyDeviceToDevice, stream));
+    EXPECT_TRUE(device.holds(value));
+    CUDA_OK(cudaMemcpyAsync(out.data, pinned, 64, cudaMemcpyDeviceToDevice, stream));
+    CUDA_OK(cudaStreamSynchronize(stream));
+    EXPECT_EQ(out.data[63], value);
+    std::vector<unsigned char> pageable(64);
+    CUDA_OK(cudaMemcpyAsync(pageable.data(), pinned, 64, cudaMemcpyDeviceToHost, stream));
+    EXPECT_EQ(pageable, std::vector<unsigned char>(64, static_cast<unsigned char>(value)));
+    pageable.assign(64, 3);
+    CUDA_OK(cudaMemcpyAsync(pinned, pageable.data(), 64, cudaMemcpyHostToDevice, stream));
+    pageable.assign(64, 4);  // taken in the call
+    CUDA_OK(cudaMemset(device.data, 5, 64));
+    CUDA_OK(cudaDeviceSynchronize());
+    EXPECT_EQ(pinned[63], 3);
+    CUDA_OK(cudaMemcpy2DAsync(pinned, 8, device.data, 8, 8, 8, cudaMemcpyDeviceToDevice, stream));
+    CUDA_OK(cudaStreamSynchronize(stream));
+    EXPECT_EQ(pinned[63], 5);
+  }
+  CUDA_OK(cudaHostUnregister(registered.data()));
+}
+
+TEST_F(Transfer, OnTheDeviceSidePinnedMemoryIsReadAndWrittenWhenTheCopyRuns) {
+  use("lazy");
+  Pinned from(64, 1), to(64, 0);
+  for (const cudaMemcpyKind kind :
+       {cudaMemcpyDeviceToDevice, cudaMemcpyDeviceToHost, cudaMemcpyHostToDevice}) {
+    std::memset(from.data, 1, 64);
+    std::memset(to.data, 0, 64);
+    CUDA_OK(cudaMemcpyAsync(to.data, from.data, 64, kind, nullptr));
+    std::memset(from.data, 2, 64);
+    EXPECT_EQ(to.data[63], 0);
+    CUDA_OK(cudaStreamSynchronize(nullptr));
+    EXPECT_EQ(to.data[63], 2);
+  }
 }
 
 TEST_F(Transfer, ARangeMustNotLeaveItsAllocation) {
@@ -127,6 +182,13 @@ TEST_F(Transfer, ACopyMustNotSpanTwoRegistrations) {
   munmap(pages, 2 * kHalf);
 }
 
+TEST_F(Transfer, PeersMustBeDevices) {
+  DeviceBuffer a(64), b(64);
+  CUDA_OK(cudaMemcpyPeer(a.data, 0, b.data, 0, 64));
+  CUDA_ERROR(cudaMemcpyPeer(a.data, 9, b.data, 0, 64), cudaErrorInvalidDevice);
+  CUDA_ERROR(cudaMemcpyPeerAsync(a.data, 0, b.data, -1, 64, nullptr), cudaErrorInvalidDevice);
+}
+
 TEST_F(Transfer, NothingIsCopiedWhereNothingIsAskedFor) {
   Pinned host(64, 1);
   DeviceBuffer device(64);
@@ -153,6 +215,11 @@ TEST_P(TransferAlways, RowsOfAMatrix) {
       ASSERT_EQ(seen[y * kDevicePitch + x], want) << "row " << y << " column " << x;
     }
   }
+  // Of a fill it is an argument like any other.
+  CUDA_ERROR(cudaMemset2DAsync(device.data, 4, 0, kWidth, kHeight, stream), cudaErrorInvalidValue);
+  CUDA_ERROR(cudaMemcpy2DAsync(device.data, std::size_t{1} << 31, host.data, kHostPitch, kWidth, 2,
+                               cudaMemcpyHostToDevice, stream),
+             cudaErrorInvalidPitchValue);
   CUDA_ERROR(cudaMemcpy2DAsync(device.data, 4, host.data, kHostPitch, kWidth, kHeight,
                                cudaMemcpyHostToDevice, stream),
              cudaErrorInvalidPitchValue);

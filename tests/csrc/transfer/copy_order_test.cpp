@@ -52,6 +52,44 @@ TEST_F(CopyOrderTest, TheOrderPassesThroughAllStreams) {
   EXPECT_TRUE(runtime_.step(0, c.handle));
 }
 
+TEST_F(CopyOrderTest, TheFirstOperationComesBehindTheFill) {
+  runtime_.fill_async(0, device_, 0, 64, a_.handle);
+  Event fill = events_.acquire();
+  fill.record(a_);
+  order_.begin_behind(std::move(fill));
+  EXPECT_FALSE(order_.last());  // the array's allocator knows of it
+  operate(b_, false);
+  EXPECT_TRUE(order_.last());
+  EXPECT_FALSE(runtime_.step(0, b_.handle));
+  runtime_.run(0, a_.handle);
+  EXPECT_TRUE(runtime_.step(0, b_.handle));
+}
+
+TEST_F(CopyOrderTest, OnTheStreamOfTheFillTheFirstOperationWaitsForNothing) {
+  Event fill = events_.acquire();
+  fill.record(a_);
+  order_.begin_behind(std::move(fill));
+  operate(a_, false);
+  EXPECT_EQ(runtime_.calls("stream_wait_event"), 0u);
+  EXPECT_EQ(events_.idle(), 1u);  // nothing keeps the fill's event
+}
+
+TEST_F(CopyOrderTest, AMembersFirstOperationComesBehindTheGroupsFill) {
+  auto group = std::make_shared<CopyOrder>(runtime_);
+  CopyOrder member(runtime_, group);
+  runtime_.fill_async(0, device_, 0, 64, a_.handle);
+  Event fill = events_.acquire();
+  fill.record(a_);
+  group->begin_behind(std::move(fill));
+  CopyOrder::Turn turn(member);
+  turn.wait_on(b_);
+  runtime_.fill_async(0, device_, 1, 64, b_.handle);
+  EXPECT_FALSE(runtime_.step(0, b_.handle));
+  runtime_.run(0, a_.handle);
+  turn.wait_fill();
+  EXPECT_TRUE(runtime_.step(0, b_.handle));
+}
+
 TEST_F(CopyOrderTest, AStreamWithAnEarlierOnesHandleIsAnotherStream) {
   StreamRef before = a_, after = a_;
   before.id = 1;

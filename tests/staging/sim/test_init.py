@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -241,6 +242,62 @@ def test_a_kernel_that_is_not_modelled_fails_by_name(capfd: pytest.CaptureFixtur
     sim.clear_reports()
     assert sim.reports() == []
     assert one.cpu().tolist() == [1.0] * 4  # the device is as it was
+
+
+# What each asks of the driver or of the runtime is not modelled.
+LIBRARIES = {
+    "cuBLAS": "square @ square",
+    "cuDNN": "torch.nn.functional.conv2d(square[None, None], square[None, None, :3, :3])",
+    "cuFFT": "torch.fft.fft(square)",
+    "cuSOLVER": "torch.geqrf(square)",
+    "NVRTC": "torch.special.bessel_j0(square)",
+    "IPC": "torch.multiprocessing.reductions.reduce_tensor(square)",
+    "virtual memory": (
+        "torch.cuda.memory._set_allocator_settings('expandable_segments:True'); "
+        "torch.empty(1 << 24, device='cuda')"
+    ),
+}
+
+
+def test_a_library_that_needs_more_than_is_modelled_raises_and_the_process_goes_on():
+    code = (
+        "import json, torch, torch.multiprocessing.reductions\n"
+        "from staging import sim\n"
+        "square = torch.zeros(8, 8, device='cuda')\n"
+        f"for name, statement in {LIBRARIES!r}.items():\n"
+        "    sim.clear_reports()\n"
+        "    try:\n"
+        "        exec(statement)\n"
+        "    except Exception as error:\n"
+        "        raised = f'{type(error).__name__}: {error}'\n"
+        "    else:\n"
+        "        raised = ''\n"
+        "    torch.cuda.synchronize()\n"
+        "    assert torch.ones(4, device='cuda').cpu().tolist() == [1.0] * 4\n"
+        "    kinds = sorted({report.kind for report in sim.reports()})\n"
+        "    names = [report.message for report in sim.reports()]\n"
+        "    print(json.dumps([name, raised, kinds, names]))\n"
+    )
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+    seen = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line[0] for line in seen] == list(LIBRARIES)
+    for name, raised, kinds, names in seen:
+        assert "Error" in raised.partition(":")[0], name
+        assert kinds, name
+        assert set(kinds) <= {"unmodelled-call", "unmodelled-kernel"}, name
+        assert all(message in result.stderr for message in names), name
+    # Where PyTorch passes the text of the error on, it is in the exception as well.
+    texts = {line[0]: line[1] for line in seen}
+    assert "cuModuleLoadData" in texts["NVRTC"]
+    assert "cudaIpcGetMemHandle" in texts["IPC"]
+    assert "cuMemAddressReserve" in texts["virtual memory"]
+
+
+def test_the_exception_of_a_kernel_that_is_not_modelled_names_it():
+    with pytest.raises(RuntimeError, match="does not model .*sin_kernel_cuda"):
+        torch.sin(torch.ones(4, device="cuda"))
+    sim.clear_reports()
 
 
 def test_a_host_dereference_of_device_memory_faults():
