@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import pickle
 
-import blake3
 import pytest
 import torch
 from compare import compare
 
 from staging import content_key
+
+blake3 = pytest.importorskip("blake3")
 
 REQUEST = {
     "images": [torch.zeros(3, 224, 224, dtype=torch.uint8) for _ in range(4)],

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("blake3")
 pytest.importorskip("xxhash")
 
 import reference_framing  # noqa: E402

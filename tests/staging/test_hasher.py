@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("blake3")
 pytest.importorskip("xxhash")
 
 import staging  # noqa: E402
