@@ -295,7 +295,7 @@ def test_a_library_that_needs_more_than_is_modelled_raises_and_the_process_goes_
 
 
 def test_the_exception_of_a_kernel_that_is_not_modelled_names_it():
-    with pytest.raises(RuntimeError, match="does not model .*sin_kernel_cuda"):
+    with pytest.raises(RuntimeError, match=r"does not model .*sin_kernel_cuda"):
         torch.sin(torch.ones(4, device="cuda"))
     sim.clear_reports()
 
