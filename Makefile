@@ -3,33 +3,35 @@
 #   make test    build and run every test
 #   make bench   run the benchmarks
 #   make lint    style, types, layout
-#   make build   only build
+#   make build   only build, and install (editable) in .venv
 #   make test-sanitized  the C++ tests under ASan with UBSan, and under TSan
-#   make test-cpu-wheel  build a wheel for the CPU build of torch and test it installed
+#   make test-pair PYTHON=python3.12 TORCH='torch==2.11.0'   build a wheel for another pair of
+#                Python and torch, in an environment of its own, and test it installed
+#   make test-cpu-wheel  the same for the CPU build of torch, without what needs no torch
+#   make clean-pairs     remove the environments of the two, some 6 GB each
 #   make race    100,000 random operations on buffers for each schedule
 #   make sweep   the server, short of each thing that can run out
 #   make soak    the long runs of which CI does a little
 #
-# PYTHON=python3.12 picks the interpreter, TORCH='torch==2.13.0' the torch to install,
+# PYTHON=python3.12 picks the interpreter (default: the newest on PATH, from 3.10 on) and
+# TORCH='torch==2.13.0' the torch of an environment that is not there yet: VENV names another,
 # ARGS='-k name' goes to the command that a target ends with.
 
-PYTHON ?= python3.11
+PYTHON ?=
 VENV ?= .venv
 TORCH ?= torch
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 
 # Over the simulated device where this machine has no GPU; see scripts/on_device.
 ON_DEVICE := scripts/on_device $(PY)
 
-.PHONY: build demo test test-python test-core test-sanitized test-cpu-wheel bench lint format soak race sweep clean
+.PHONY: build demo test test-python test-core test-sanitized test-pair test-cpu-wheel bench lint \
+        format soak race sweep clean clean-pairs
 .DEFAULT_GOAL := build
 
 $(VENV)/.torch:
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade pip
-	$(PIP) '$(TORCH)' numpy
+	scripts/make_venv $(VENV) '$(TORCH)' $(PYTHON)
 	touch $@
 
 $(VENV)/.deps: $(VENV)/.torch pyproject.toml scripts/install_deps
@@ -38,8 +40,8 @@ $(VENV)/.deps: $(VENV)/.torch pyproject.toml scripts/install_deps
 
 SOURCES := $(shell find csrc staging tests/csrc benchmarks/csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name 'CMakeLists.txt' 2>/dev/null)
 
-$(VENV)/.built: $(VENV)/.deps $(SOURCES) CMakeLists.txt setup.py
-	$(PY) setup.py --quiet build_ext --inplace
+$(VENV)/.built: $(VENV)/.deps $(SOURCES) CMakeLists.txt setup.py pyproject.toml
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	touch $@
 
 build: $(VENV)/.built
@@ -60,8 +62,13 @@ test-sanitized: build
 test-python: build
 	$(ON_DEVICE) -m pytest $(ARGS)
 
+test-pair:
+	scripts/test_pair '$(TORCH)' '$(PYTHON)' $(ARGS)
+
+# What needs no torch is the same code in both builds: it is tested with the other one.
 test-cpu-wheel:
-	scripts/test_cpu_wheel $(PYTHON)
+	STAGING_CUDA=off scripts/test_pair 'torch==2.13.0' '$(PYTHON)' \
+	  --ignore=tests/staging/process --ignore=tests/staging/sim $(ARGS)
 
 # Every operation of the race test, some minutes.
 race: build
@@ -89,4 +96,7 @@ format: $(VENV)/.deps
 	git ls-files '*CMakeLists.txt' | xargs $(VENV)/bin/gersemi --in-place --quiet
 
 clean:
-	rm -rf build staging/*.so staging/sim/lib $(VENV)/.built
+	rm -rf build staging/*.so staging/sim/lib *.egg-info $(VENV)/.built
+
+clean-pairs:
+	rm -rf .venv-pairs

@@ -12,13 +12,16 @@ Environment:
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import ClassVar
 
-from setuptools import Extension, find_packages, setup
+from setuptools import Command, Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -28,14 +31,47 @@ class BuildError(SystemExit):
     """Ends the build with a message and nothing else."""
 
 
-def find_toolkit() -> tuple[Path, bool] | None:
-    """Return the folder with bin/nvcc, and whether it is the pip package's."""
+def nvcc_version(home: Path) -> str:
+    """Return the toolkit's version, such as "13.0"."""
+    nvcc = home / "bin" / "nvcc"
+    if not nvcc.is_file():
+        return "unknown"
+    output = subprocess.run(
+        [str(nvcc), "--version"], capture_output=True, text=True, check=False
+    ).stdout
+    found = re.search(r"release (\d+\.\d+)", output)
+    return found[1] if found else "unknown"
+
+
+def find_toolkit(torch_cuda: str) -> tuple[Path, bool] | None:
+    """Return the folder with bin/nvcc, and whether it is the pip package's.
+
+    An nvcc of another CUDA than torch's is passed over, unless CUDA_HOME names it: newer ones
+    write PTX that the driver of torch's own may reject, and another major has another cudart.
+    """
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         home = os.environ.get(variable)
         if home:
             if not (Path(home) / "bin" / "nvcc").is_file():
                 raise BuildError(f"{variable}={home} has no bin/nvcc")
+            version = nvcc_version(Path(home))
+            if version.partition(".")[0] != torch_cuda.partition(".")[0]:
+                raise BuildError(
+                    f"{variable}={home} is CUDA {version}, and the installed torch is built for "
+                    f"CUDA {torch_cuda}: name a toolkit of that version, or unset {variable}"
+                )
             return Path(home), False
+    for home in filter(None, [toolkit_on_path()]):
+        if nvcc_version(home) == torch_cuda:
+            return home, False
+    for base in dict.fromkeys([sysconfig.get_path("purelib"), *sys.path]):
+        for home in sorted(Path(base).glob("nvidia/cu*")):
+            if (home / "bin" / "nvcc").is_file() and nvcc_version(home) == torch_cuda:
+                return home, True
+    return None
+
+
+def toolkit_on_path() -> Path | None:
     on_path = shutil.which("nvcc")
     if on_path:
         # nvcc may be a wrapper script somewhere else: ask it where it lives.
@@ -45,13 +81,15 @@ def find_toolkit() -> tuple[Path, bool] | None:
         ).stderr  # fmt: skip
         for line in output.splitlines():
             if line.startswith("#$ TOP="):
-                return Path(line.removeprefix("#$ TOP=")).resolve(), False
-        return Path(on_path).resolve().parent.parent, False
-    for base in dict.fromkeys([sysconfig.get_path("purelib"), *sys.path]):
-        for home in sorted(Path(base).glob("nvidia/cu*")):
-            if (home / "bin" / "nvcc").is_file():
-                return home, True
+                return Path(line.removeprefix("#$ TOP=")).resolve()
+        return Path(on_path).resolve().parent.parent
     return None
+
+
+def toolkit_requirements(torch_cuda: str) -> list[str]:
+    """Return nvcc's packages, all of torch's own minor: a newer nvvm's PTX fails in its ptxas."""
+    names = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt")
+    return [f"{name}=={torch_cuda}.*" for name in names]
 
 
 def cuda_toolkit(torch_cuda: str | None) -> tuple[Path, bool] | None:
@@ -68,12 +106,11 @@ def cuda_toolkit(torch_cuda: str | None) -> tuple[Path, bool] | None:
                 "of torch, or build with STAGING_CUDA=off"
             )
         return None
-    toolkit = find_toolkit()
+    toolkit = find_toolkit(torch_cuda)
     if toolkit is None:
         raise BuildError(
-            f"The installed torch is built for CUDA {torch_cuda} and no nvcc was found. Either\n"
-            f"  pip install 'nvidia-cuda-nvcc=={torch_cuda}.*' 'nvidia-nvvm=={torch_cuda}.*' "
-            f"'nvidia-cuda-crt=={torch_cuda}.*'\n"
+            f"The installed torch is built for CUDA {torch_cuda}; no such nvcc was found. Either\n"
+            f"  pip install {shlex.join(toolkit_requirements(torch_cuda))}\n"
             "or set CUDA_HOME to a CUDA toolkit, or build without CUDA: STAGING_CUDA=off"
         )
     return toolkit
@@ -168,10 +205,28 @@ class CMakeBuild(build_ext):
         self.install_into(ROOT)
 
 
+class MissingToolkit(Command):
+    """Prints what pip has to install for nvcc, one a line; nothing where nothing is missing."""
+
+    user_options: ClassVar[list[tuple[str, str, str]]] = []
+
+    def initialize_options(self) -> None: ...
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        import torch
+
+        cuda = torch.version.cuda
+        wanted = os.environ.get("STAGING_CUDA", "auto").lower()
+        if cuda is not None and wanted != "off" and find_toolkit(cuda) is None:
+            print(*toolkit_requirements(cuda), sep="\n")
+
+
 setup(
     packages=find_packages(include=["staging", "staging.*"]),
     package_data={"staging": ["py.typed", "*.pyi"], "staging.demo": ["texts/*.txt"]},
     ext_modules=[Extension("staging._C", sources=[])],
-    cmdclass={"build_ext": CMakeBuild},
+    cmdclass={"build_ext": CMakeBuild, "missing_toolkit": MissingToolkit},
     zip_safe=False,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -52,6 +53,8 @@ def compare(
     settle
         Called between rounds, outside the timing: drains the device, for instance.
     """
+    if os.environ.get("STAGING_BENCH_QUICK") == "1":  # whether it runs, not how fast
+        calls, rounds = max(1, calls // 20), 3
     times: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():  # warm up
         for _ in range(max(1, calls // 4)):

@@ -46,7 +46,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     required = os.environ.get("STAGING_REQUIRE_GPU") == "1"
     for item in items:
-        if item.get_closest_marker("sim") and not over_simulated_device():
+        if " at 0x" in item.nodeid:
+            # pytest-xdist asks that each of its processes finds the same tests.
+            raise pytest.UsageError(f"{item.nodeid}: its name is another one in each process")
+        if item.get_closest_marker("gpu") and (over_simulated_device() or not cuda_available()):
+            item.add_marker(pytest.mark.skip(reason="needs a GPU: scripts/gpu_check"))
+        elif item.get_closest_marker("sim") and not over_simulated_device():
             item.add_marker(
                 pytest.mark.skip(reason="needs the simulated device: python -m staging sim …")
             )

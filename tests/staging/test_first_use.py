@@ -335,7 +335,9 @@ def test_a_replay_of_a_captured_copy_comes_behind_the_fill():
 
 
 @pytest.mark.parametrize(
-    "make", [buffer, group, lambda: StagedRows(4, 8, torch.int32, "cuda")], ids=str
+    "make",
+    [buffer, group, lambda: StagedRows(4, 8, torch.int32, "cuda")],
+    ids=["buffer", "group", "rows"],
 )
 def test_what_a_capture_would_clear_at_every_replay_cannot_be_made_there(make):
     graph = torch.cuda.CUDAGraph()

@@ -214,7 +214,7 @@ def test_quantized_tensors_bind_their_parameters():
         (np.zeros(2, dtype=[("x", "i4")]), r"NumPy value of dtype"),
         ({torch.ones(1): 1}, r"value \(key tensor\(\[1.\]\)\) is or contains a tensor"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )  # fmt: skip
 def test_what_has_no_encoding_is_refused_by_place(value, where):
     with pytest.raises(TypeError, match=where):
