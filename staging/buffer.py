@@ -93,12 +93,13 @@ class CpuGpuBuffer(_C.Buffer):
     with the same name (see ``staging.host_guard``).
     """
 
-    __slots__ = ("__dict__", "_numpy_dtype", "cpu", "gpu", "np")
+    __slots__ = ("__dict__", "_numpy_dtype", "_shape", "cpu", "gpu", "np")
 
     cpu: torch.Tensor
     gpu: torch.Tensor
     np: npt.NDArray[Any]
     _numpy_dtype: Any  # of np; None without it
+    _shape: tuple[int, ...]  # of the arrays as they were made
 
     def __init__(
         self,
@@ -160,6 +161,7 @@ class CpuGpuBuffer(_C.Buffer):
             self.__class__ = cls
         self.cpu = cpu
         self.gpu = gpu
+        self._shape = tuple(cpu.shape)
         self._numpy_dtype = None
         if with_numpy:
             self.np = numpy_view(cpu, ml_dtype)
@@ -351,7 +353,7 @@ class _Fill:
             raise RuntimeError("this fill was entered before; call fill() again")
         buffer = self._buffer
         self._slot = buffer._begin_fill(self._n, self._stream)
-        shape = tuple(buffer.gpu.shape)
+        shape = buffer._shape
         rows = self._slot.rows()  # not what n says now
         if rows >= 0:
             shape = (rows, *shape[1:])

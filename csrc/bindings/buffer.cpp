@@ -89,6 +89,11 @@ class Buffer {
         gpu_object_(std::move(gpu)),
         cpu_(unpack_tensor(cpu_object_, "cpu")),
         gpu_(unpack_tensor(gpu_object_, "gpu")),
+        host_storage_(cpu_.storage()),
+        device_storage_(gpu_.storage()),
+        host_(static_cast<std::byte*>(cpu_.mutable_data_ptr())),
+        device_data_(static_cast<std::byte*>(gpu_.mutable_data_ptr())),
+        shape_(cpu_.sizes().begin(), cpu_.sizes().end()),
         rows_(cpu_.dim() > 0 ? cpu_.size(0) : 0),
         nbytes_(cpu_.nbytes()),
         row_nbytes_(rows_ > 0 ? nbytes_ / static_cast<std::size_t>(rows_) : 0),
@@ -100,12 +105,12 @@ class Buffer {
       device_ = gpu_.device().index();
       copies_ = std::make_unique<BufferCopies>(
           DeviceContext::of(device_),
-          BufferCopies::Arrays{.host = cpu_.mutable_data_ptr(),
+          BufferCopies::Arrays{.host = host_,
                                .host_is_pinned = pinned,
-                               .device = gpu_.mutable_data_ptr(),
+                               .device = device_data_,
                                .nbytes = nbytes_,
-                               .host_owner = std::make_shared<c10::Storage>(cpu_.storage()),
-                               .device_owner = std::make_shared<c10::Storage>(gpu_.storage())},
+                               .host_owner = std::make_shared<c10::Storage>(host_storage_),
+                               .device_owner = std::make_shared<c10::Storage>(device_storage_)},
           reuse_, order_of_group(group));
       if (group.is_none()) copies_->filled_on(streams_.last());  // a group does that for all
     }
@@ -114,7 +119,7 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
 
   BufferParts parts() {
-    return {&cpu_, &gpu_, rows_, nbytes_, row_nbytes_, copies_.get(), &guard_};
+    return {&cpu_, &gpu_, host_, device_data_, rows_, nbytes_, row_nbytes_, copies_.get(), &guard_};
   }
 
   void set_guard(py::handle self, py::object open_class, py::object guarded_class) {
@@ -130,7 +135,7 @@ class Buffer {
       const StreamRef on = streams_.of(stream);
       enqueue([&] { return copies_->upload(on, nbytes); });
     } else if (gpu_.is_cpu()) {
-      std::memcpy(gpu_.mutable_data_ptr(), cpu_.const_data_ptr(), nbytes);
+      std::memcpy(device_data_, host_, nbytes);
       count(host_counts_.to_gpu, host_counts_.to_gpu_nbytes, nbytes);
     }
     gpu_.unsafeGetTensorImpl()->bump_version();
@@ -149,7 +154,7 @@ class Buffer {
         return nbytes > 0 && reuse_ != Reuse::kUnchecked;
       });
     } else if (gpu_.is_cpu()) {
-      std::memcpy(cpu_.mutable_data_ptr(), gpu_.const_data_ptr(), nbytes);
+      std::memcpy(host_, device_data_, nbytes);
       count(host_counts_.to_cpu, host_counts_.to_cpu_nbytes, nbytes);
     }
     cpu_.unsafeGetTensorImpl()->bump_version();
@@ -171,7 +176,7 @@ class Buffer {
       const py::gil_scoped_release no_gil;
       copies_->end_fill(std::move(*slot), fill.nbytes());
     } else if (gpu_.is_cpu()) {
-      std::memcpy(gpu_.mutable_data_ptr(), fill.data(), fill.nbytes());
+      std::memcpy(device_data_, fill.data(), fill.nbytes());
       count(host_counts_.to_gpu, host_counts_.to_gpu_nbytes, fill.nbytes());
     }
     gpu_.unsafeGetTensorImpl()->bump_version();
@@ -181,13 +186,13 @@ class Buffer {
     const std::int64_t rows = rows_argument(n);
     const std::size_t nbytes = prefix_nbytes(rows);
     const NvtxRange range(name_, "fetch");
-    c10::SmallVector<std::int64_t, 5> sizes(gpu_.sizes().begin(), gpu_.sizes().end());
+    c10::SmallVector<std::int64_t, 5> sizes = shape_;
     if (rows != kAllRows) sizes[0] = rows;
     auto handle = std::make_unique<FetchHandle>();
     if (!copies_) {
       handle->tensor = torch_ops::host_tensor(sizes, gpu_.scalar_type());
       if (gpu_.is_cpu()) {
-        std::memcpy(handle->tensor.mutable_data_ptr(), gpu_.const_data_ptr(), nbytes);
+        std::memcpy(handle->tensor.mutable_data_ptr(), device_data_, nbytes);
       }
       count(host_counts_.fetches, host_counts_.to_cpu_nbytes, nbytes);
       return handle;
@@ -316,6 +321,12 @@ class Buffer {
         unchanged(unpack_tensor(view.object, "view"), tensor, rows)) {
       return view.object;
     }
+    if (tensor.dim() == 0 || rows > tensor.size(0)) {
+      throw StateError("an array of the buffer was resized, or given other memory: it has " +
+                       std::to_string(tensor.dim() == 0 ? 0 : tensor.size(0)) +
+                       " rows instead of " + std::to_string(rows_) +
+                       "; let a buffer keep the arrays that it has made");
+    }
     view.object = wrap_tensor(torch_ops::prefix_view(tensor, rows));
     view.n = rows;
     return view.object;
@@ -334,6 +345,12 @@ class Buffer {
   const py::object gpu_object_;
   const at::TensorBase cpu_;
   const at::TensorBase gpu_;
+  // The arrays as they were made. Python may resize their tensors, or give them other memory.
+  const c10::Storage host_storage_;
+  const c10::Storage device_storage_;
+  std::byte* const host_;
+  std::byte* const device_data_;
+  const c10::SmallVector<std::int64_t, 5> shape_;
   const std::int64_t rows_;
   const std::size_t nbytes_;
   const std::size_t row_nbytes_;

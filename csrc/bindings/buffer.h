@@ -16,6 +16,8 @@ namespace staging::bindings {
 struct BufferParts {
   const at::TensorBase* cpu;
   const at::TensorBase* gpu;
+  std::byte* host;    // where the arrays were made: their tensors may be given other memory
+  std::byte* device;  // of a CPU device: in host memory, of a meta device null
   std::int64_t rows;  // of dimension 0
   std::size_t nbytes;
   std::size_t row_nbytes;

@@ -81,7 +81,7 @@ class Group {
     } else if (gpu_.is_cpu()) {
       for (const Part& part : parts) {
         const BufferParts& buffer = members_[part.member].parts;
-        std::memcpy(buffer.gpu->mutable_data_ptr(), buffer.cpu->const_data_ptr(), part.nbytes);
+        std::memcpy(buffer.device, buffer.host, part.nbytes);
       }
     }
     for (const Part& part : parts) {
@@ -102,7 +102,7 @@ class Group {
     } else if (gpu_.is_cpu()) {
       for (const Part& part : parts) {
         const BufferParts& buffer = members_[part.member].parts;
-        std::memcpy(buffer.cpu->mutable_data_ptr(), buffer.gpu->const_data_ptr(), part.nbytes);
+        std::memcpy(buffer.host, buffer.device, part.nbytes);
       }
     }
     for (const Part& part : parts) {

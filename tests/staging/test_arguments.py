@@ -53,6 +53,30 @@ def test_a_number_of_rows_is_read_once_by_a_fetch(buffer, n):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("change", ["set_", "data", "resize_"])
+def test_arrays_that_were_given_other_memory_are_not_followed_there(device, change):
+    """Copies go where the arrays were made; a view beyond a tensor's memory is refused."""
+    buffer = staging.CpuGpuBuffer(8, 2, dtype=torch.int32, device=device, with_numpy=False)
+    gpu = buffer.gpu.view(8, 2)
+    for tensor in (buffer.cpu, buffer.gpu):
+        if change == "set_":
+            tensor.set_(torch.empty(0, 2, dtype=torch.int32, device=tensor.device))
+        elif change == "data":
+            tensor.data = torch.empty(0, 2, dtype=torch.int32, device=tensor.device)
+        else:
+            tensor.resize_(2, 2)
+    for method in (buffer.copy_to_gpu, buffer.copy_to_cpu):
+        method()
+        with pytest.raises(RuntimeError, match="resized, or given other memory"):
+            method(4)
+    with buffer.fill() as rows:
+        rows[:] = 7
+    assert buffer.fetch(4).result().tolist() == [[7, 7]] * 4
+    assert buffer.fetch().result().shape == (8, 2)
+    assert gpu.cpu().tolist() == [[7, 7]] * 8
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("with_numpy", [True, False])
 def test_a_number_of_rows_is_read_once_by_a_fill(device, n, with_numpy):
     buffer = staging.CpuGpuBuffer(8, 2, dtype=torch.int32, device=device, with_numpy=with_numpy)
