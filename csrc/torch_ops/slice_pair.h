@@ -35,7 +35,8 @@ struct SlicePair {
   std::size_t extent(c10::IntArrayRef strides) const noexcept;
 };
 
-// Throws TypeMismatch (dtype, layout) or InvalidArgument (shape, length, overlap).
+// Throws TypeMismatch (dtype, layout, a storage that is too small) or InvalidArgument (shape,
+// length, overlap).
 SlicePair make_slice_pair(const at::TensorBase& from, const at::TensorBase& to,
                           std::int64_t length);
 
