@@ -42,7 +42,8 @@ def tensor_data(tensor: torch.Tensor, *, writable: bool = False) -> memoryview:
     Notes
     -----
     Waits for nothing where the tensor is on the host. A tensor on a device comes through
-    three pinned blocks of a megabyte, on its current stream, and the call returns when the
+    three pinned blocks of a megabyte (fewer and smaller ones where ``set_pinned_limit`` allows
+    no more), on its current stream, and the call returns when the
     bytes are there: it waits for what that stream held, and for no other. A strided one is
     gathered on the device first. The GIL is released meanwhile.
     """

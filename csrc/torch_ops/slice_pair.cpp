@@ -101,9 +101,9 @@ bool SlicePair::nothing_to_do() const noexcept {
   return block.element_count == 0 || (src == dst && block.src_strides == block.dst_strides);
 }
 
-std::size_t SlicePair::extent(c10::IntArrayRef strides) const noexcept {
+std::size_t SlicePair::extent(const Sizes& part, c10::IntArrayRef strides) const noexcept {
   std::int64_t last = 0;
-  for (std::size_t d = 0; d < sizes.size(); ++d) last += (sizes[d] - 1) * strides[d];
+  for (std::size_t d = 0; d < part.size(); ++d) last += (part[d] - 1) * strides[d];
   return static_cast<std::size_t>(last + 1) * block.element_nbytes;
 }
 
