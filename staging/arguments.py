@@ -11,6 +11,13 @@ from staging.extension import torch
 
 _LONGEST = 80
 
+QUANTIZED = frozenset(
+    getattr(torch, name)
+    for name in ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")
+    if hasattr(torch, name)
+)
+"""The dtypes whose values are not in the bytes alone."""
+
 
 def shown(value: object) -> str:
     """Return repr(), shortened, for a message."""
@@ -85,10 +92,15 @@ def shape_argument(
     TypeError
         A size is no int, or ``dtype`` is no dtype.
     ValueError
-        A size is negative, or such a tensor has 2**63 bytes or more.
+        A size is negative, such a tensor has 2**63 bytes or more, or ``dtype`` is quantized.
     """
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype, got {shown(dtype)}")
+    if dtype in QUANTIZED:
+        raise ValueError(
+            f"dtype must not be a quantized one, whose tensors need a scale and a zero point; "
+            f"got {dtype}. Take the dtype of the integers (tensor.int_repr())"
+        )
     if len(size) == 1 and isinstance(size[0], (tuple, list)):
         size = tuple(size[0])
     shape = tuple(int_argument(extent, name, least=0) for extent in size)

@@ -12,7 +12,7 @@ from staging.arguments import device_argument, flag_argument, shape_argument, sh
 from staging.extension import _C, torch
 from staging.fetch import Fetch
 from staging.host_guard import class_without, guarded_class, open_class
-from staging.memory import pinned_zeros
+from staging.memory import pinned_zeros, zero_bytes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,8 +43,9 @@ class CpuGpuBuffer(_C.Buffer):
         Pin the host array, in memory of the pool that ``staging.pinned_stats`` shows. By default
         where ``device`` is a CUDA device.
     with_numpy : bool
-        Make ``np``. bfloat16, float8 and float4 have no NumPy dtype of their own: ``np`` is
-        then of an ``ml_dtypes`` dtype.
+        Make ``np``. bfloat16, float8, complex32 and bcomplex32 have no NumPy dtype of their
+        own: ``np`` is then of an ``ml_dtypes`` dtype. float4_e2m1fn_x2, the ints of one to
+        seven bits and the bits types have none there either.
     reuse : {"snapshot", "wait", "unchecked"}
         How the host array is protected while a copy to the device is in flight.
 
@@ -72,8 +73,8 @@ class CpuGpuBuffer(_C.Buffer):
     Raises
     ------
     ValueError
-        A dtype without a NumPy counterpart, an unknown ``reuse``, or a ``reuse`` other than
-        "snapshot" without pinned memory.
+        A dtype without a NumPy counterpart, a quantized dtype, an unknown ``reuse``, or a
+        ``reuse`` other than "snapshot" without pinned memory.
     OutOfMemory
         The pinned memory does not suffice, or ``staging.set_pinned_limit`` forbids it.
     RuntimeError
@@ -133,7 +134,7 @@ class CpuGpuBuffer(_C.Buffer):
         with torch.inference_mode(False), torch.no_grad():
             # The device first: pinned memory then belongs to its context, not to one that
             # would be made for it on the current device.
-            gpu = torch.zeros(shape, dtype=dtype, device=place)
+            gpu = zero_bytes(torch.empty(shape, dtype=dtype, device=place))
             cpu = host_zeros(shape, dtype, pin=pin, near=gpu.device)
         self._set_up(
             cpu, gpu, pin=pin, with_numpy=with_numpy, ml_dtype=ml_dtype, reuse=reuse, name=name
@@ -388,7 +389,7 @@ def host_zeros(
     """Return a host tensor of zeros; pinned, it is of the pool and near the device ``near``."""
     if pin:
         return pinned_zeros(shape, dtype=dtype, device=near)
-    return torch.zeros(shape, dtype=dtype, device="cpu")
+    return zero_bytes(torch.empty(shape, dtype=dtype, device="cpu"))
 
 
 def numpy_dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
@@ -406,18 +407,26 @@ def numpy_dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
     return native
 
 
+# Not the ints of one to seven bits, nor float4_e2m1fn_x2: ml_dtypes has one of them in a byte,
+# PyTorch leaves what the bytes mean to others, or has two.
+_ML_DTYPES = frozenset(
+    {
+        "bcomplex32",
+        "bfloat16",
+        "complex32",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+    }
+)
+
+
 def ml_dtype_of(dtype: torch.dtype) -> np.dtype[Any] | None:
     """Return the ml_dtypes dtype of ``dtype``, or None where NumPy has one of its own."""
     name = str(dtype).removeprefix("torch.")
-    names = {
-        "bfloat16": "bfloat16",
-        "float8_e4m3fn": "float8_e4m3fn",
-        "float8_e5m2": "float8_e5m2",
-        "float8_e4m3fnuz": "float8_e4m3fnuz",
-        "float8_e5m2fnuz": "float8_e5m2fnuz",
-        "float8_e8m0fnu": "float8_e8m0fnu",
-    }
-    if name not in names:
+    if name not in _ML_DTYPES:
         try:
             torch.empty(0, dtype=dtype, device="cpu").numpy()
         except (TypeError, RuntimeError) as error:
@@ -427,12 +436,13 @@ def ml_dtype_of(dtype: torch.dtype) -> np.dtype[Any] | None:
         return None
     try:
         import ml_dtypes
-    except ImportError as error:
+
+        dtype_of_ml: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    except (ImportError, AttributeError) as error:  # an older one lacks some
         raise ValueError(
             f"dtype {dtype} has no NumPy dtype of its own; pass with_numpy=False, or install "
             "ml_dtypes"
         ) from error
-    dtype_of_ml: np.dtype[Any] = np.dtype(getattr(ml_dtypes, names[name]))
     return dtype_of_ml
 
 

@@ -47,11 +47,13 @@ def copy_slice(
     Raises
     ------
     TypeError
-        The dtypes differ, a tensor is sparse, on another kind of device, a lazy conjugate or
-        negative view, or requires a gradient while gradients are recorded.
+        The dtypes differ, a tensor is sparse, quantized, on another kind of device, a lazy
+        conjugate or negative view, or requires a gradient while gradients are recorded.
     ValueError
-        ``length`` or the shapes do not fit, the tensors overlap, or ``to_tensor`` is
-        expanded.
+        ``length`` or the shapes do not fit, the slices share memory, or elements of
+        ``to_tensor`` do (it is expanded, say). Interleaved slices of one tensor, such as
+        ``t[:, :2]`` and ``t[:, 4:6]``, share none. Strides of ``as_strided`` that nest in no
+        order may be refused although nothing is shared.
     RuntimeError
         The stream captures a CUDA graph and this copy could not be replayed, or the process
         was forked after CUDA was initialised.

@@ -15,7 +15,8 @@ def tensor_data(tensor: torch.Tensor, *, writable: bool = False) -> memoryview:
     ----------
     tensor
         Any tensor with one flat byte image: dense, of any dtype, shape, strides and device.
-        Lazy conjugate and negative views are resolved first.
+        Lazy conjugate and negative views are resolved first. A quantized tensor's bytes are
+        its integers.
     writable
         A view through which the tensor can be written. Only for contiguous host tensors.
 
@@ -29,8 +30,8 @@ def tensor_data(tensor: torch.Tensor, *, writable: bool = False) -> memoryview:
     Raises
     ------
     TypeError
-        The tensor has no flat byte image (sparse, nested, meta and the like); the message
-        names the layout.
+        The tensor has no flat byte image (sparse, nested, meta, quantized with several elements
+        in a byte, and the like); the message names the layout.
     ValueError
         ``writable`` was asked for a tensor that would have to be copied.
     RuntimeError
@@ -41,7 +42,8 @@ def tensor_data(tensor: torch.Tensor, *, writable: bool = False) -> memoryview:
     Notes
     -----
     Waits for nothing where the tensor is on the host. A tensor on a device comes through
-    three pinned blocks of a megabyte, on its current stream, and the call returns when the
+    three pinned blocks of a megabyte (fewer and smaller ones where ``set_pinned_limit`` allows
+    no more), on its current stream, and the call returns when the
     bytes are there: it waits for what that stream held, and for no other. A strided one is
     gathered on the device first. The GIL is released meanwhile.
     """
@@ -100,6 +102,7 @@ _SIGNED_BY_ONE_BIT = frozenset(
         torch.complex32,
         torch.complex64,
         torch.complex128,
+        getattr(torch, "bcomplex32", torch.complex128),  # since torch 2.14
     }
 )
 
@@ -115,7 +118,8 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
     Returns
     -------
     torch.Tensor
-        The tensor itself, without its history, where it is no such view.
+        The tensor itself, without its history, where it is no such view; of a quantized one
+        its integers.
 
     Raises
     ------
@@ -124,7 +128,7 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
         dtype.
     """
     with torch.no_grad():
-        tensor = tensor.detach()
+        tensor = _integers(tensor) if tensor.is_quantized else tensor.detach()
         if not tensor.is_conj() and not tensor.is_neg():
             return tensor
         _C.check_memory(tensor)  # PyTorch would read beyond its end
@@ -138,6 +142,22 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
                 f"a lazy view of {tensor.dtype} on {tensor.device} has no bytes yet, and PyTorch "
                 f"cannot compute them: {error}"
             ) from error
+
+
+def copyable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view that PyTorch can copy: it has no copy of the ints of one to seven bits."""
+    return tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
+
+
+_INTEGERS = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
+
+
+def _integers(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a quantized tensor's memory as a tensor of plain integers; no copy."""
+    integers = torch.empty(0, dtype=_INTEGERS[tensor.dtype], device=tensor.device)
+    return integers.set_(
+        tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
 
 
 def dense_on_device(tensor: torch.Tensor) -> torch.Tensor:
@@ -204,5 +224,10 @@ def check_flat(tensor: torch.Tensor) -> None:
     elif _C.is_wrapper(tensor):
         # A subclass that holds its values elsewhere (FakeTensor and others).
         layout = type(tensor).__name__
+    elif tensor.is_quantized and tensor.dtype not in _INTEGERS:
+        raise TypeError(
+            f"several elements of {tensor.dtype} share a byte, so a tensor has no flat image of "
+            "its elements' bytes; pass tensor.int_repr()"
+        )
     if layout is not None:
         raise TypeError(f"a tensor of layout {layout} has no flat image of bytes")

@@ -48,8 +48,9 @@ def tensor_digest(
         looks for collisions).
     framed
         Bind dtype and shape, so that two tensors that differ in either never share a digest
-        because their bytes agree. docs/digest-framing.md specifies how. Otherwise it is the
-        algorithm's standard digest of ``tensor_data(tensor)``.
+        because their bytes agree; of a quantized tensor scale and zero point, too.
+        docs/digest-framing.md specifies how. Otherwise it is the algorithm's standard digest of
+        ``tensor_data(tensor)``, of a quantized tensor's integers alone.
     stream
         Where a device tensor is read, instead of the current stream of its device.
 
@@ -62,8 +63,9 @@ def tensor_digest(
     Raises
     ------
     TypeError
-        The tensor has no flat byte image (sparse, nested, meta and the like) or not enough
-        memory; the message says why.
+        The tensor has no flat byte image (sparse, nested, meta, quantized with several elements
+        in a byte, and the like) or not enough memory, or it is quantized without a scale; the
+        message says why.
     ValueError
         The algorithm is not known; the message lists those that are.
     RuntimeError

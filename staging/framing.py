@@ -238,18 +238,22 @@ class _Writer:
     def _write_tensor(self, tensor: torch.Tensor, depth: int) -> None:
         if tensor.is_nested:
             raise _NotEncodableError("is a nested tensor, which has no flat image of bytes")
+        parameters = _quantization(tensor) if tensor.is_quantized else ()
         self._buffer += tensor_header(
             dtype_name(tensor.dtype), tensor.shape, quantized=tensor.is_quantized
         )
         self._flush()
         self._pieces.append(Content(tensor))
-        if tensor.is_quantized:
-            for part in _quantization(tensor):
-                self.write(part, depth + 1)
+        for part in parameters:
+            self.write(part, depth + 1)
 
     def _write_array(self, value: Any) -> None:
         import numpy as np
 
+        if isinstance(value, np.ma.MaskedArray):
+            raise _NotEncodableError(
+                "is a masked array, whose mask is not among its bytes; pass its data and its mask"
+            )
         array = np.asarray(value)
         dtype = array.dtype
         # Named as PyTorch names them; those of ml_dtypes are of kind V.
@@ -267,7 +271,13 @@ class _Writer:
 
 
 def _quantization(tensor: torch.Tensor) -> tuple[object, ...]:
-    name = str(tensor.qscheme()).removeprefix("torch.")
+    try:
+        name = str(tensor.qscheme()).removeprefix("torch.")
+    except RuntimeError:
+        raise _NotEncodableError(
+            f"is a tensor of {tensor.dtype} without scale and zero point, so it has no values; "
+            "make it with torch.quantize_per_tensor() or the like"
+        ) from None
     if name.startswith("per_tensor"):
         return name, tensor.q_scale(), tensor.q_zero_point()
     return (

@@ -16,8 +16,9 @@ class TensorHasher:
     Every value is written out by an encoding of its own (docs/digest-framing.md), so that
     sequences of values that differ never share a digest by accident: ``["ab", "c"]`` and
     ``["a", "bc"]``, ``1`` and ``1.0`` and ``True``, a list and a tuple all differ. The order
-    of a dict's entries does not matter. Tensors count by dtype, shape and bytes, whatever
-    their strides and their device; NumPy arrays and scalars count as tensors.
+    of a dict's entries does not matter. Tensors count by dtype, shape and bytes (and
+    scale and zero point, where they are quantized), whatever their strides and their device;
+    NumPy arrays and scalars count as tensors.
 
     Parameters
     ----------

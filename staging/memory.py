@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import SupportsIndex
 
 from staging.arguments import device_argument, int_argument, shape_argument
+from staging.data import copyable, resolved
 from staging.extension import _C, torch
 
 __all__ = [
@@ -99,7 +100,8 @@ def pinned_empty(
     Raises
     ------
     ValueError
-        A negative size, a device that is not a GPU, a NUMA node that is not online.
+        A negative size, a quantized dtype, a device that is not a GPU, a NUMA node that is not
+        online.
     TypeError
         A size that is no int, a dtype that is none.
     OutOfMemory
@@ -146,7 +148,17 @@ def pinned_zeros(
     torch.Tensor
         On the CPU, pinned, filled with zeros.
     """
-    return pinned_empty(*size, dtype=dtype, device=device, numa_node=numa_node).zero_()
+    return zero_bytes(pinned_empty(*size, dtype=dtype, device=device, numa_node=numa_node))
+
+
+def zero_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Fill the memory of a tensor that was made just now with zeros, and return it.
+
+    PyTorch has no fill for some dtypes (float4_e2m1fn_x2, the ints of one to seven bits).
+    """
+    image = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    image.set_(tensor.untyped_storage()).zero_()
+    return tensor
 
 
 def pin(
@@ -174,7 +186,8 @@ def pin(
     Raises
     ------
     TypeError
-        Not a tensor, or one without a flat memory on the CPU (a GPU's, sparse, nested, meta).
+        Not a tensor, or one without a flat memory on the CPU (a GPU's, sparse, nested, meta), or
+        a quantized one.
     OutOfMemory, DeviceError, RuntimeError
         As for ``pinned_empty``.
 
@@ -190,15 +203,21 @@ def pin(
             f"tensor must be a dense CPU tensor, got a {kind} one on {tensor.device}. "
             "Bring it to the CPU first (tensor.cpu(), tensor.to_dense())"
         )
+    if tensor.is_quantized:
+        raise TypeError(
+            f"tensor must not be quantized, got one of {tensor.dtype}; pin its integers "
+            "(tensor.int_repr())"
+        )
     if torch.cuda.is_available() and tensor.is_pinned():
         return tensor
     with torch.no_grad():
-        source = tensor.detach().resolve_conj().resolve_neg()
+        source = resolved(tensor)
         strides = torch.empty_like(source, device="meta").stride()
         pinned: torch.Tensor = _C.pinned_empty(
             list(source.shape), list(strides), source.dtype, _near(device), _node(numa_node)
         )
-        return pinned.copy_(source)
+        copyable(pinned).copy_(copyable(source))
+        return pinned
 
 
 def pinned_stats() -> PinnedStats:

@@ -10,7 +10,9 @@ import numpy as np
 from staging import cost_table
 from staging.arguments import device_argument, int_argument, shape_argument, shown
 from staging.buffer import numpy_dtype_of
+from staging.data import copyable, resolved
 from staging.extension import _C, torch
+from staging.memory import zero_bytes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -83,7 +85,7 @@ class StagedRows(_C.Rows):
             raise TypeError(f"name must be a str, got {shown(name)}")
         # An ordinary mutable tensor, even where the constructor runs inside inference mode.
         with torch.inference_mode(False), torch.no_grad():
-            gpu = torch.zeros(shape, dtype=dtype, device=place)
+            gpu = zero_bytes(torch.empty(shape, dtype=dtype, device=place))
         # None where there is no NumPy dtype at all: tensors only.
         self._dtype: np.dtype[Any] | None
         try:
@@ -185,7 +187,7 @@ class StagedRows(_C.Rows):
             raise TypeError(f"values must be on the CPU, got {values.device}")
         if values.ndim > 1:
             raise ValueError(f"values must have one dimension, got {values.ndim}")
-        return values.detach().contiguous().resolve_conj().resolve_neg()
+        return copyable(resolved(values)).contiguous().view(values.dtype)
 
     def __repr__(self) -> str:
         """Shape, dtype, place and what is staged."""

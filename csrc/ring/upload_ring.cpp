@@ -60,12 +60,7 @@ UploadRing::Slot UploadRing::reserve(std::size_t nbytes, Tag tag) {
     const bool small = segments_.empty() || segments_.back()->capacity() < roomy;
     if (small && grow(lock, std::min(roomy, room(nbytes)))) continue;
     if (reclaim(lock)) continue;
-    if (!make_room(lock, nbytes, &slot)) {
-      // Nothing is in flight that could be waited for, and there is no memory: this says why.
-      lock.unlock();
-      PinnedBlock block = pool_.allocate(kFirstSegmentNbytes, stream_.device);
-      lock.lock();
-    }
+    if (!make_room(lock, nbytes, &slot)) take_the_least(lock, nbytes);
   }
   return slot;
 }
@@ -78,6 +73,26 @@ bool UploadRing::make_room(Lock& lock, std::size_t nbytes, Slot* slot) {
          wait_for_oldest(lock, slot);
 }
 
+// Nothing is in flight that could be waited for, and there is no memory for a segment of the usual
+// size: one that the slot fills does.
+void UploadRing::take_the_least(Lock& lock, std::size_t nbytes) {
+  lock.unlock();
+  auto segment = std::make_unique<Segment>();
+  segment->memory = allocate(nbytes);
+  lock.lock();
+  segments_.push_back(std::move(segment));
+}
+
+// Where the pool has none, the ring's idle segments are given back for it.
+PinnedBlock UploadRing::allocate(std::size_t nbytes) {
+  try {
+    return pool_.allocate(nbytes, stream_.device);
+  } catch (const OutOfMemory&) {
+    if (trim() == 0) throw;
+  }
+  return pool_.allocate(nbytes, stream_.device);
+}
+
 UploadRing::Slot UploadRing::reserve_block(std::size_t nbytes, Tag tag) {
   STAGING_EXPECTS(nbytes > 0, "nbytes must be > 0");
   Slot slot;
@@ -86,7 +101,7 @@ UploadRing::Slot UploadRing::reserve_block(std::size_t nbytes, Tag tag) {
     if (!reclaim(lock) && !wait_for_oldest(lock, &slot)) break;
   }
   lock.unlock();
-  auto block = std::make_shared<PinnedBlock>(pool_.allocate(nbytes, stream_.device));
+  auto block = std::make_shared<PinnedBlock>(allocate(nbytes));
   lock.lock();
   slot.data_ = block->bytes();
   slot.key_ = ++clock_;

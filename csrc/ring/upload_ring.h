@@ -160,10 +160,13 @@ class UploadRing {
 
   // These drop it meanwhile, and leave it dropped where they throw.
   bool make_room(Lock& lock, std::size_t nbytes, Slot* slot);
+  void take_the_least(Lock& lock, std::size_t nbytes);
   bool reclaim(Lock& lock);
   bool query(Lock& lock, const Probe& probe);
   bool grow(Lock& lock, std::size_t capacity);
   bool wait_for_oldest(Lock& lock, Slot* slot);
+  // Without it.
+  PinnedBlock allocate(std::size_t nbytes);
 
   EventPool& events_;
   PinnedPool& pool_;

@@ -20,6 +20,8 @@ namespace {
 
 // A larger snapshot passes through the ring in pieces of this size.
 constexpr std::size_t kPieceNbytes = std::size_t{8} << 20;
+// Where pinned memory is short, the pieces are made smaller, down to this.
+constexpr std::size_t kLeastPieceNbytes = std::size_t{4} << 10;
 
 #if defined(STAGING_WITH_CUDA)
 
@@ -36,6 +38,51 @@ constexpr SlowPath kGapOnTheWayDown{
 constexpr SlowPath kGapOnTheWayUp{"to_tensor and from_tensor",
                                   "are not one run of bytes each: the copy is a kernel",
                                   "make the slices contiguous, or fetch whole rows"};
+
+// Calls move(sizes, dst, src) for pieces of a slice, in logical order, which throws OutOfMemory,
+// and has done nothing then, where it has no memory for a piece of that size.
+template <typename Move>
+class Pieces {
+ public:
+  Pieces(const SlicePair& copy, std::size_t piece_nbytes, Move move)
+      : copy_(copy), piece_nbytes_(piece_nbytes), move_(std::move(move)) {}
+
+  void run() { run(copy_.sizes, 0, copy_.dst, copy_.src); }
+
+ private:
+  // Of a part of one element in each dimension before `d`. What a row of that dimension does not
+  // fit into is taken apart along the next.
+  void run(SlicePair::Sizes sizes, std::size_t d, std::byte* dst, const std::byte* src) {
+    const auto element_nbytes = static_cast<std::int64_t>(copy_.block.element_nbytes);
+    const std::int64_t src_row = copy_.from.stride(static_cast<std::int64_t>(d)) * element_nbytes;
+    const std::int64_t dst_row = copy_.to.stride(static_cast<std::int64_t>(d)) * element_nbytes;
+    std::size_t row_nbytes = copy_.block.element_nbytes;
+    for (std::size_t inner = d + 1; inner < sizes.size(); ++inner) {
+      row_nbytes *= static_cast<std::size_t>(sizes[inner]);
+    }
+    const std::int64_t count = sizes[d];
+    for (std::int64_t row = 0; row < count; row += sizes[d]) {
+      const auto fit = static_cast<std::int64_t>(piece_nbytes_ / row_nbytes);
+      sizes[d] = std::clamp<std::int64_t>(fit, 1, count - row);
+      if (fit == 0 && d + 1 < sizes.size()) {
+        run(sizes, d + 1, dst + row * dst_row, src + row * src_row);
+        continue;
+      }
+      try {
+        move_(sizes, dst + row * dst_row, src + row * src_row);
+      } catch (const OutOfMemory&) {
+        const std::size_t nbytes = static_cast<std::size_t>(sizes[d]) * row_nbytes;
+        if (nbytes <= kLeastPieceNbytes) throw;
+        piece_nbytes_ = nbytes / 2;
+        sizes[d] = 0;  // once more
+      }
+    }
+  }
+
+  const SlicePair& copy_;
+  std::size_t piece_nbytes_;
+  Move move_;
+};
 
 class DeviceCopy {
  public:
@@ -70,8 +117,8 @@ class DeviceCopy {
     } else if (!copy_.block.contiguous()) {
       report_slow_path(kGapOnTheWayUp);
     }
-    use_.device(copy_.from);
     if (!pinned && !copy_.block.contiguous()) return unpack_on_host();
+    use_.device(copy_.from);
     use_.host(copy_.to);
     if (!pinned) {
       // Returns when the bytes are there. Interrupted, it leaves the tensor's memory held.
@@ -152,28 +199,21 @@ class DeviceCopy {
     return true;
   }
 
-  // The host packs rows of dimension 0 into a slot; a transfer or a kernel takes them out.
+  // The host packs a piece into a slot; a transfer or a kernel takes it out.
   void through_ring() {
     const std::shared_ptr<UploadRing> ring = context_.ring(stream_);
-    const std::size_t row_nbytes = copy_.block.nbytes() / static_cast<std::size_t>(copy_.sizes[0]);
-    const std::int64_t rows_a_piece =
-        std::max<std::int64_t>(1, static_cast<std::int64_t>(kPieceNbytes / row_nbytes));
-    const std::int64_t src_row =
-        copy_.from.stride(0) * static_cast<std::int64_t>(copy_.block.element_nbytes);
-    const std::int64_t dst_row =
-        copy_.to.stride(0) * static_cast<std::int64_t>(copy_.block.element_nbytes);
-    for (std::int64_t row = 0; row < copy_.sizes[0]; row += rows_a_piece) {
-      c10::SmallVector<std::int64_t, 6> sizes = copy_.sizes;
-      sizes[0] = std::min(rows_a_piece, copy_.sizes[0] - row);
-      const std::size_t element_nbytes = copy_.block.element_nbytes;
-      const BlockPair pack = to_dense(sizes, span_of(copy_.from.strides()), element_nbytes);
-      const BlockPair unpack = from_dense(sizes, span_of(copy_.to.strides()), element_nbytes);
-      std::byte* const dst = copy_.dst + row * dst_row;
-      upload_through_slot(
-          context_, *ring, pack.nbytes(),
-          [&](std::byte* slot) { copy_on_host(pack, slot, copy_.src + row * src_row); },
-          [&](std::byte* slot) { put(unpack, dst, slot); });
-    }
+    const std::size_t element_nbytes = copy_.block.element_nbytes;
+    Pieces(copy_, kPieceNbytes,
+           [&](const SlicePair::Sizes& sizes, std::byte* dst, const std::byte* src) {
+             const BlockPair pack = to_dense(sizes, span_of(copy_.from.strides()), element_nbytes);
+             const BlockPair unpack =
+                 from_dense(sizes, span_of(copy_.to.strides()), element_nbytes);
+             upload_through_slot(
+                 context_, *ring, pack.nbytes(),
+                 [&](std::byte* slot) { copy_on_host(pack, slot, src); },
+                 [&](std::byte* slot) { put(unpack, dst, slot); });
+           })
+        .run();
   }
 
   void put(const BlockPair& unpack, std::byte* dst, std::byte* slot) {
@@ -209,18 +249,23 @@ class DeviceCopy {
     return static_cast<std::byte*>(info.device_pointer);
   }
 
-  // A strided pageable destination: the run of device memory that holds the slice is brought
-  // to the host and picked apart there.
+  // A strided pageable destination: the run of device memory that holds the slice, or a piece of
+  // it where pinned memory is short, is brought to the host and picked apart there.
   void unpack_on_host() {
-    std::int64_t last = 0;
-    for (std::size_t d = 0; d < copy_.sizes.size(); ++d) {
-      last += (copy_.sizes[d] - 1) * copy_.from.stride(static_cast<std::int64_t>(d));
-    }
-    const std::size_t span_nbytes = static_cast<std::size_t>(last + 1) * copy_.block.element_nbytes;
+    Pieces(copy_, copy_.block.nbytes(),
+           [&](const SlicePair::Sizes& sizes, std::byte* dst, const std::byte* src) {
+             unpack_piece(sizes, dst, src);
+           })
+        .run();
+  }
+
+  void unpack_piece(const SlicePair::Sizes& sizes, std::byte* dst, const std::byte* src) {
+    const std::size_t span_nbytes = copy_.extent(sizes, copy_.from.strides());
     PinnedBlock staging = context_.pool().allocate(span_nbytes, stream_.device);
+    use_.device(copy_.from);  // of each piece: an interrupted wait leaves the tensor to its copy
     try {
       enqueue_only([&] {
-        copy_pinned_async(context_.pool(), stream_, staging.data(), copy_.src, span_nbytes,
+        copy_pinned_async(context_.pool(), stream_, staging.data(), src, span_nbytes,
                           CopyKind::kDeviceToHost);
       });
       const Event event = use_.recorded();
@@ -230,7 +275,10 @@ class DeviceCopy {
       if (use_.lost()) staging.detach();  // leaked: the copy may run yet
       throw;
     }
-    copy_on_host(copy_.block, copy_.dst, staging.data());
+    const BlockPair unpack =
+        make_block_pair(sizes, span_of(copy_.from.strides()), span_of(copy_.to.strides()),
+                        copy_.block.element_nbytes);
+    copy_on_host(unpack, dst, staging.data());
   }
 
   void refuse_capture(const char* why) {

@@ -142,26 +142,13 @@ class DeviceSlices {
     up(of_route[static_cast<std::size_t>(Route::kUp)]);
     within(of_route[static_cast<std::size_t>(Route::kWithin)]);
     down(of_route[static_cast<std::size_t>(Route::kDown)]);
-    for (Slice* slice : of_route[static_cast<std::size_t>(Route::kAlone)]) {
-      copy_slice(slice->pair.from, slice->pair.to, slice->pair.sizes[0],
-                 {.snapshot = options_.snapshot, .stream = stream_});
-    }
+    for (Slice* slice : of_route[static_cast<std::size_t>(Route::kAlone)]) alone(*slice);
   }
 
   // -- the three routes over the stream ----------------------------------------------------
-  // In pieces: what one slot holds, and the slices between that need none.
   void up(std::span<Slice*> slices) {
-    while (!slices.empty()) {
-      std::size_t count = 0;
-      std::size_t nbytes = 0;
-      for (; count < slices.size(); ++count) {
-        const std::size_t end = reserve(*slices[count], nbytes);
-        if (end > kPieceNbytes && nbytes > 0) break;
-        nbytes = end;
-      }
-      up_piece(slices.first(count), nbytes);
-      slices = slices.subspan(count);
-    }
+    in_pieces(slices,
+              [&](std::span<Slice*> piece, std::size_t nbytes) { up_piece(piece, nbytes); });
   }
 
   void up_piece(std::span<Slice*> slices, std::size_t staged_nbytes) {
@@ -213,17 +200,8 @@ class DeviceSlices {
   }
 
   void down(std::span<Slice*> slices) {
-    while (!slices.empty()) {
-      std::size_t count = 0;
-      std::size_t nbytes = 0;
-      for (; count < slices.size(); ++count) {
-        const std::size_t end = reserve(*slices[count], nbytes);
-        if (end > kPieceNbytes && nbytes > 0) break;
-        nbytes = end;
-      }
-      down_piece(slices.first(count), nbytes);
-      slices = slices.subspan(count);
-    }
+    in_pieces(slices,
+              [&](std::span<Slice*> piece, std::size_t nbytes) { down_piece(piece, nbytes); });
   }
 
   void down_piece(std::span<Slice*> slices, std::size_t staged_nbytes) {
@@ -259,6 +237,37 @@ class DeviceSlices {
   }
 
   // -- what they share -----------------------------------------------------------------------
+  // In pieces: what one slot holds, and the slices between that need none. `move` throws
+  // OutOfMemory, and has done nothing then, where there is no pinned memory for a piece.
+  template <typename Move>
+  void in_pieces(std::span<Slice*> slices, Move move) {
+    while (!slices.empty()) {
+      std::size_t count = 0;
+      std::size_t nbytes = 0;
+      for (; count < slices.size(); ++count) {
+        const std::size_t end = reserve(*slices[count], nbytes);
+        if (end > piece_nbytes_ && nbytes > 0) break;
+        nbytes = end;
+      }
+      try {
+        move(slices.first(count), nbytes);
+      } catch (const OutOfMemory&) {
+        if (nbytes == 0) throw;
+        if (nbytes <= piece_nbytes_) {
+          piece_nbytes_ = nbytes / 2;
+          continue;
+        }
+        // One slice that needs memory, and may be taken apart.
+        for (const Slice* slice : slices.first(count)) alone(*slice);
+      }
+      slices = slices.subspan(count);
+    }
+  }
+  void alone(const Slice& slice) {
+    copy_slice(slice.pair.from, slice.pair.to, slice.pair.sizes[0],
+               {.snapshot = options_.snapshot, .stream = stream_});
+  }
+
   // Where a staged slice begins behind `nbytes` of others: as its device side lies, so that
   // both are aligned alike and neighbours stay neighbours.
   static std::size_t begin_of(const Slice& slice, std::size_t nbytes) {
@@ -312,6 +321,7 @@ class DeviceSlices {
   const CopySliceOptions& options_;
   DeviceContext& context_;
   const CaptureStatus capture_;
+  std::size_t piece_nbytes_ = kPieceNbytes;  // less where pinned memory is short
   std::vector<CopyItem> items_;
   CopyPlan plan_;
 };

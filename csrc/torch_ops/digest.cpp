@@ -77,8 +77,13 @@ TensorMemory::TensorMemory(const at::TensorBase& tensor)
   }
 }
 
+bool shares_bytes(c10::ScalarType dtype) noexcept {
+  return dtype == c10::ScalarType::QUInt4x2 || dtype == c10::ScalarType::QUInt2x4;
+}
+
 bool is_plain(const at::TensorBase& tensor) {
-  return tensor.layout() == c10::kStrided && !tensor.is_conj() && !tensor.is_neg() &&
+  return !shares_bytes(tensor.scalar_type()) && tensor.layout() == c10::kStrided &&
+         !tensor.is_conj() && !tensor.is_neg() &&
          !tensor.unsafeGetTensorImpl()->is_python_dispatch() && tensor.has_storage() &&
          !tensor._is_zerotensor() && !tensor.is_nested() && tensor.is_contiguous();
 }

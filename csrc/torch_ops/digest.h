@@ -36,6 +36,10 @@ class TensorMemory {
   std::vector<std::int64_t> strides_nbytes_;
 };
 
+// Whether several elements share a byte, although element_size() is 1: the storage is smaller
+// than the shape says.
+bool shares_bytes(c10::ScalarType dtype) noexcept;
+
 // Whether the tensor is dense, no lazy view, and its bytes lie in logical order.
 bool is_plain(const at::TensorBase& tensor);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "support/error.h"
+#include "transfer/strided_overlap.h"
 
 namespace staging::torch_ops {
 
@@ -34,6 +35,11 @@ void check_arguments(const at::TensorBase& from, const at::TensorBase& to, std::
         "from_tensor and to_tensor must have one dtype, got ", from.dtype(), " and ", to.dtype(),
         "; convert one with .to()"));
   }
+  if (c10::isQIntType(from.scalar_type())) {
+    throw TypeMismatch(::staging::detail::join_message(
+        "from_tensor and to_tensor are of the quantized dtype ", from.dtype(),
+        ", and a copy of the integers does not copy scale and zero point; pass .int_repr()"));
+  }
   STAGING_EXPECTS(from.dim() > 0 && to.dim() > 0,
                   "from_tensor and to_tensor must have at least one dimension, got ", from.dim(),
                   " and ", to.dim());
@@ -56,21 +62,48 @@ void check_arguments(const at::TensorBase& from, const at::TensorBase& to, std::
                   "), got ", length);
 }
 
-// Memory that both sides touch, unless they are the same bytes in the same order.
+// `extent`: from the first byte of the slice to behind its last.
+void check_storage(const at::TensorBase& tensor, const char* name, std::size_t extent) {
+  const std::size_t needed =
+      static_cast<std::size_t>(tensor.storage_offset()) * tensor.itemsize() + extent;
+  if (needed <= tensor.storage().nbytes()) return;
+  throw TypeMismatch(::staging::detail::join_message(
+      name, " needs ", needed, " bytes of storage and has ", tensor.storage().nbytes(),
+      ": its storage was resized; pass a tensor that has its memory"));
+}
+
+// Memory that both sides touch. They are addresses, not storages: several may be over one memory.
 bool overlaps(const SlicePair& pair) {
-  if (pair.from.storage().data() != pair.to.storage().data()) return false;
-  return pair.src < pair.dst + pair.dst_extent() && pair.dst < pair.src + pair.src_extent();
+  if (pair.src >= pair.dst + pair.dst_extent() || pair.dst >= pair.src + pair.src_extent()) {
+    return false;
+  }
+  const BlockPair& block = pair.block;
+  const auto ndim = static_cast<std::size_t>(block.ndim);
+  return blocks_overlap(
+      {block.sizes.data(), ndim}, block.element_nbytes,
+      {reinterpret_cast<std::uintptr_t>(pair.src), {block.src_strides.data(), ndim}},
+      {reinterpret_cast<std::uintptr_t>(pair.dst), {block.dst_strides.data(), ndim}});
+}
+
+// Memory that several elements of the destination share: which of them it would end with, nobody
+// could say.
+bool overlaps_itself(const SlicePair& pair) {
+  if (pair.to.is_non_overlapping_and_dense()) return false;
+  const BlockPair& block = pair.block;
+  const auto ndim = static_cast<std::size_t>(block.ndim);
+  return elements_overlap({block.sizes.data(), ndim}, block.element_nbytes,
+                          {block.dst_strides.data(), ndim});
 }
 
 }  // namespace
 
 bool SlicePair::nothing_to_do() const noexcept {
-  return block.element_count == 0 || (src == dst && from.strides() == to.strides());
+  return block.element_count == 0 || (src == dst && block.src_strides == block.dst_strides);
 }
 
-std::size_t SlicePair::extent(c10::IntArrayRef strides) const noexcept {
+std::size_t SlicePair::extent(const Sizes& part, c10::IntArrayRef strides) const noexcept {
   std::int64_t last = 0;
-  for (std::size_t d = 0; d < sizes.size(); ++d) last += (sizes[d] - 1) * strides[d];
+  for (std::size_t d = 0; d < part.size(); ++d) last += (part[d] - 1) * strides[d];
   return static_cast<std::size_t>(last + 1) * block.element_nbytes;
 }
 
@@ -95,8 +128,13 @@ SlicePair make_slice_pair(const at::TensorBase& from, const at::TensorBase& to,
   pair.block =
       make_block_pair(pair.sizes, span_of(from.strides()), span_of(to.strides()), from.itemsize());
   if (!pair.nothing_to_do()) {
+    check_storage(from, "from_tensor", pair.src_extent());
+    check_storage(to, "to_tensor", pair.dst_extent());
     STAGING_EXPECTS(!overlaps(pair),
                     "from_tensor and to_tensor overlap in memory; clone one of them first");
+    STAGING_EXPECTS(!overlaps_itself(pair), "to_tensor has strides ", to.strides(),
+                    ", with which several of its elements share memory; pass a tensor of its own "
+                    "memory");
   }
   return pair;
 }

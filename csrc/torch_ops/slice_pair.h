@@ -15,27 +15,29 @@
 namespace staging::torch_ops {
 
 struct SlicePair {
+  using Sizes = c10::SmallVector<std::int64_t, 6>;
+
   at::TensorBase from;
   at::TensorBase to;
   BlockPair block;
-  c10::SmallVector<std::int64_t, 6> sizes;  // of the slice
+  Sizes sizes;  // of the slice
   const std::byte* src;
   std::byte* dst;
 
   // No bytes, or the same bytes in the same order on both sides.
   bool nothing_to_do() const noexcept;
   // Bytes from the first to behind the last that the slice touches on either side.
-  std::size_t src_extent() const noexcept { return extent(from.strides()); }
-  std::size_t dst_extent() const noexcept { return extent(to.strides()); }
+  std::size_t src_extent() const noexcept { return extent(sizes, from.strides()); }
+  std::size_t dst_extent() const noexcept { return extent(sizes, to.strides()); }
+  // The same of a part of it, of `part` elements in each dimension.
+  std::size_t extent(const Sizes& part, c10::IntArrayRef strides) const noexcept;
   // How the host packs the source into a dense block, and unpacks one into the destination.
   BlockPair pack() const;
   BlockPair unpack() const;
-
- private:
-  std::size_t extent(c10::IntArrayRef strides) const noexcept;
 };
 
-// Throws TypeMismatch (dtype, layout) or InvalidArgument (shape, length, overlap).
+// Throws TypeMismatch (dtype, layout, a storage that is too small) or InvalidArgument (shape,
+// length, overlap).
 SlicePair make_slice_pair(const at::TensorBase& from, const at::TensorBase& to,
                           std::int64_t length);
 

@@ -24,7 +24,9 @@ def u64(n: int) -> bytes:
 
 
 def flat_bytes(tensor: torch.Tensor) -> bytes:
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    tensor = tensor.detach().cpu()
+    tensor = tensor.int_repr() if tensor.is_quantized else tensor
+    tensor = tensor.resolve_conj().resolve_neg().contiguous()
     return bytes(tensor.untyped_storage())[tensor.storage_offset() * tensor.element_size() :][
         : tensor.numel() * tensor.element_size()
     ]
@@ -58,14 +60,27 @@ def encode(value: object, hash_bytes: Callable[[bytes], bytes]) -> bytes:
         return b"m" + u64(len(value)) + b"".join(key + item for key, item in entries)
     assert isinstance(value, torch.Tensor)
     name = str(value.dtype).removeprefix("torch.").encode()
-    return (
-        b"x"
+    header = (
+        (b"q" if value.is_quantized else b"x")
         + u64(len(name))
         + name
         + u64(value.dim())
         + b"".join(u64(size) for size in value.shape)
         + hash_bytes(flat_bytes(value))
     )
+    if not value.is_quantized:
+        return header
+    scheme = str(value.qscheme()).removeprefix("torch.")
+    if value.qscheme() in {torch.per_tensor_affine, torch.per_tensor_symmetric}:
+        parameters = [scheme, value.q_scale(), value.q_zero_point()]
+    else:
+        parameters = [
+            scheme,
+            value.q_per_channel_axis(),
+            value.q_per_channel_scales(),
+            value.q_per_channel_zero_points(),
+        ]
+    return header + b"".join(encode(parameter, hash_bytes) for parameter in parameters)
 
 
 def digest(algorithm: str, *values: object) -> bytes:

@@ -7,9 +7,12 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+import staging  # noqa: E402
 from staging import copy_slice, sim  # noqa: E402
 from staging.extension import _C  # noqa: E402
 
@@ -143,6 +146,114 @@ def test_an_overlap_is_a_value_error_and_the_same_memory_is_not():
         copy_slice(memory[:4], memory[2:6], 4)
     copy_slice(memory, memory, 8)
     assert memory.tolist() == list(range(8))
+
+
+def test_memory_is_compared_by_address_whichever_storage_it_is_of():
+    memory = np.arange(8)
+    with pytest.raises(ValueError, match="overlap"):
+        copy_slice(torch.from_numpy(memory[:4]), torch.from_numpy(memory[2:6]), 4)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("function", ["copy_slice", "copy_slices"])
+def test_interleaved_slices_of_one_tensor_are_copied(place, function):
+    def copy(source, target):
+        if function == "copy_slice":
+            copy_slice(source, target, len(source))
+        else:
+            staging.copy_slices([(source, target, len(source))])
+
+    wanted = torch.arange(48).reshape(6, 8)
+    memory = put(wanted.clone(), place)
+    copy(memory[:, 0:2], memory[:, 4:6])  # columns beside columns
+    wanted[:, 4:6] = wanted[:, 0:2]
+    copy(memory[::2], memory[1::2])  # every other row
+    wanted[1::2] = wanted[::2]
+    copy(memory.t()[1::2], memory.t()[::2])
+    wanted.t()[::2] = wanted.t()[1::2]
+    copy(memory[0, :3].expand(2, 3), memory[2:4, 3:6])  # one row, twice
+    wanted[2:4, 3:6] = wanted[0, :3]
+    assert put_back(memory).tolist() == wanted.tolist()
+    for source, target in (
+        (memory[:, 0:2], memory[:, 1:3]),
+        (memory[:3], memory[2:5]),
+        (memory[0, :3].expand(2, 3), memory[0:2, 2:5]),
+    ):
+        with pytest.raises(ValueError, match="overlap in memory"):
+            copy(source, target)
+    assert put_back(memory).tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_destination_whose_elements_share_memory_is_refused(place):
+    memory = put(torch.zeros(16), place)
+    for target in (
+        memory[:3].expand(4, 3),
+        memory.unfold(0, 4, 1)[:4],  # windows that slide by one
+        memory.as_strided((4, 3), (2, 3)),  # 3 * 2 is 2 * 3
+    ):
+        source = torch.ones(target.shape)
+        with pytest.raises(ValueError, match=r"to_tensor .*share memory"):
+            copy_slice(source, target, len(source))
+        with pytest.raises(ValueError, match=r"slices\[0\].*share memory"):
+            staging.copy_slices([(source, target, len(source))])
+    assert not put_back(memory).any()
+    copy_slice(torch.ones(3, 2), memory.as_strided((3, 2), (2, 3)), 3)  # they nest in no order
+    assert put_back(memory).nonzero().flatten().tolist() == [0, 2, 3, 4, 5, 7]
+
+
+def element_addresses(sizes, strides, offset):
+    axes = np.indices(sizes).reshape(len(sizes), -1)
+    return offset + (np.array(strides)[:, None] * axes).sum(0)
+
+
+@st.composite
+def strided_pairs(draw):
+    """Sizes, and strides and an offset for each of two tensors over one memory."""
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    strides = st.lists(st.integers(0, 12), min_size=len(sizes), max_size=len(sizes))
+    one = draw(strides)
+    two = draw(st.one_of(st.just(one), strides))
+    return sizes, one, draw(st.integers(0, 20)), two, draw(st.integers(0, 20))
+
+
+@settings(max_examples=400, deadline=None)
+@given(pair=strided_pairs(), dtype=st.sampled_from([torch.uint8, torch.int32, torch.complex128]))
+def test_what_is_refused_as_an_overlap_is_one_and_all_else_is_copied(pair, dtype):
+    sizes, from_strides, from_offset, to_strides, to_offset = pair
+    memory = torch.arange(200).to(dtype)
+    source = memory.as_strided(sizes, from_strides, from_offset)
+    target = memory.as_strided(sizes, to_strides, to_offset)
+    read = element_addresses(sizes, from_strides, from_offset)
+    written = element_addresses(sizes, to_strides, to_offset)
+    # Onto itself nothing moves, even where an element is there twice.
+    same = bool((read == written).all())
+    allowed = same or (len(set(written)) == len(written) and not set(read) & set(written))
+    wanted = memory.numpy().copy()
+    wanted[written] = wanted[read] if allowed else wanted[written]
+    refused = ""
+    try:
+        copy_slice(source, target, sizes[0])
+    except ValueError as error:
+        refused = str(error)
+    if allowed:
+        assert not refused or (same and "is expanded" in refused)
+    else:
+        assert "overlap in memory" in refused or "share memory" in refused
+    assert memory.numpy().tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_tensor_whose_storage_was_made_smaller_is_refused(place):
+    whole = put(torch.zeros(4, 4), place)
+    short = put(torch.ones(4, 4), "cpu" if place == "pinned" else place)
+    short.untyped_storage().resize_(32)
+    with pytest.raises(TypeError, match=r"from_tensor needs 64 bytes of storage and has 32"):
+        copy_slice(short, whole, 4)
+    with pytest.raises(TypeError, match=r"to_tensor needs 64 bytes of storage and has 32"):
+        copy_slice(whole, short, 4)
+    copy_slice(short, whole, 2)
+    assert put_back(whole).sum() == 8
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ pytest.importorskip("xxhash")
 
 import reference_framing  # noqa: E402
 
+from staging.digest import digest_async, tensor_digest, tensor_digests  # noqa: E402
 from staging.extension import _C  # noqa: E402
 from staging.framing import (  # noqa: E402
     MAGIC,
@@ -25,7 +26,7 @@ from staging.framing import (  # noqa: E402
     frame,
     tensor_header,
 )
-from staging.hasher import TensorHasher  # noqa: E402
+from staging.hasher import TensorHasher, content_key  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECIFICATION = (ROOT / "docs" / "digest-framing.md").read_text()
@@ -189,16 +190,91 @@ def test_arrays_of_ml_dtypes_count_as_tensors():
     assert TensorHasher().update(array).digest() == TensorHasher().update(tensor).digest()
 
 
-def test_quantized_tensors_bind_their_parameters():
-    floats = torch.arange(4.0)
-    one = torch.quantize_per_tensor(floats, 1.0, 0, torch.quint8)
-    other = torch.quantize_per_tensor(floats * 2, 2.0, 0, torch.quint8)
-    assert torch.equal(one.int_repr(), other.int_repr())
-    scales, zeros = torch.tensor([1.0, 2.0]), torch.tensor([0, 0])
-    channel = torch.quantize_per_channel(floats.reshape(2, 2), scales, zeros, 0, torch.quint8)
-    plain = one.int_repr()
-    digests = [TensorHasher().update(t).digest() for t in (one, other, channel, plain)]
-    assert len(set(digests)) == 4
+def of_integers(scale=1.0, zero_point=0, dtype=torch.quint8, axis=None):
+    """The integers 0..3 in a square; per channel along ``axis``."""
+    integers = torch.arange(4).reshape(2, 2)
+    if axis is None:
+        return torch._make_per_tensor_quantized_tensor(
+            integers.to({torch.quint8: torch.uint8, torch.qint8: torch.int8}[dtype]),
+            scale,
+            zero_point,
+        )
+    return torch._make_per_channel_quantized_tensor(
+        integers.to(torch.uint8), torch.tensor(scale), torch.tensor(zero_point), axis
+    )
+
+
+ALL_OF_ONE_IMAGE = [
+    of_integers(),
+    of_integers(scale=2.0),
+    of_integers(zero_point=1),
+    of_integers(dtype=torch.qint8),
+    of_integers([1.0, 1.0], [0, 0], axis=0),
+    of_integers([1.0, 1.0], [0, 0], axis=1),
+    of_integers([1.0, 2.0], [0, 0], axis=0),
+    of_integers([1.0, 1.0], [0, 1], axis=0),
+    of_integers([1.0, 1.0], [0.0, 0.0], axis=0),  # float zero points
+    torch.arange(4, dtype=torch.uint8).reshape(2, 2),
+    torch.arange(4, dtype=torch.int8).reshape(2, 2),
+]
+
+
+DIGESTS = {
+    "tensor_digest": tensor_digest,
+    "tensor_digests": lambda t, algorithm: tensor_digests([t], algorithm)[0],
+    "digest_async": lambda t, algorithm: digest_async(t, algorithm).result(),
+    "TensorHasher": lambda t, algorithm: TensorHasher(algorithm).update(t).digest(),
+    "content_key": lambda t, algorithm: bytes.fromhex(content_key(t, algorithm=algorithm)),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("digest", DIGESTS.values(), ids=DIGESTS)
+@pytest.mark.parametrize("algorithm", ["blake3", "sha256", "xxh3_128"])
+def test_quantized_tensors_bind_their_parameters(digest, algorithm, device):
+    digests = [digest(tensor.to(device), algorithm) for tensor in ALL_OF_ONE_IMAGE]
+    assert len(set(digests)) == len(ALL_OF_ONE_IMAGE)
+    assert digests == [reference_framing.digest(algorithm, t) for t in ALL_OF_ONE_IMAGE]
+    # Unframed they are the integers' and nothing else.
+    raw = {tensor_digest(t.to(device), algorithm, framed=False) for t in ALL_OF_ONE_IMAGE}
+    assert raw == {reference_framing.HASHES[algorithm](bytes(range(4)))}
+
+
+def masked_tensor():
+    from torch.masked import masked_tensor
+
+    return masked_tensor(torch.arange(3.0), torch.tensor([True, False, True]))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (masked_tensor, "MaskedTensor"),
+        (lambda: np.ma.array([1, 2], mask=[0, 1]), "value is a masked array"),
+        (lambda: np.ma.masked, "value is a masked array"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2)]), "nested"),
+        (lambda: torch.eye(2).to_sparse(), "layout"),
+        (lambda: torch.empty(2, dtype=torch.qint8), "torch.qint8 without scale and zero point"),
+        (
+            lambda: torch.quantize_per_channel(
+                torch.ones(2, 2), torch.ones(2), torch.zeros(2), 0, torch.quint4x2
+            ),
+            "torch.quint4x2 share a byte",
+        ),
+    ],
+    ids=["masked", "masked array", "masked constant", "nested", "sparse", "no scale", "packed"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_has_values_beside_its_bytes_is_refused(make, words):
+    value = make()
+    with pytest.raises(TypeError, match=words):
+        TensorHasher().update(value)
+    with pytest.raises(TypeError, match=words):
+        content_key(value)
+    if isinstance(value, torch.Tensor):
+        for function in (tensor_digest, digest_async):
+            with pytest.raises(TypeError, match=words):
+                function(value)
 
 
 @pytest.mark.parametrize(

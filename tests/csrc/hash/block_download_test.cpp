@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -69,6 +70,38 @@ TEST_F(BlockDownloadTest, DroppedEarlyItKeepsItsMemoryUntilTheCopiesAreDone) {
   EXPECT_EQ(pool_.stats().in_flight_count, 3U);
   runtime_.run_all();
   EXPECT_EQ(pool_.stats().in_flight_count, 0U);
+}
+
+TEST_F(BlockDownloadTest, ALimitedPoolGivesItFewerAndSmallerBlocks) {
+  const std::vector<unsigned char> input = blake3_pattern(100'003);
+  // The limit, and how many blocks of what size come of it.
+  const std::vector<std::vector<std::size_t>> cases = {{65'536, 3, 16'384},
+                                                       {36'864, 2, 16'384},
+                                                       {16'384, 2, 8192},
+                                                       {8192, 2, 4096},
+                                                       {4096, 1, 4096}};
+  for (const auto& limited : cases) {
+    pool_.trim();
+    pool_.set_limit(limited[0]);
+    BlockDownload download(context_, pool_, {0, stream_}, input.data(), input.size(), 16'384);
+    EXPECT_EQ(pool_.stats().count, limited[1]) << limited[0];
+    std::size_t at = 0;
+    for (auto block = download.next(); !block.empty(); block = download.next()) {
+      runtime_.run_all();  // also a copy into the only block, once it is lent no longer
+      EXPECT_EQ(block.size(), std::min(limited[2], input.size() - at)) << limited[0];
+      EXPECT_EQ(std::memcmp(block.data(), input.data() + at, block.size()), 0) << at;
+      at += block.size();
+    }
+    EXPECT_EQ(at, input.size());
+  }
+}
+
+TEST_F(BlockDownloadTest, WhereNotOneBlockFitsItSaysSoAndHoldsNothing) {
+  pool_.set_limit(4095);
+  const std::vector<unsigned char> input = blake3_pattern(10'000);
+  EXPECT_THROW(BlockDownload(context_, pool_, {0, stream_}, input.data(), input.size()),
+               OutOfMemory);
+  EXPECT_EQ(pool_.stats().count, 0U);
 }
 
 TEST_F(BlockDownloadTest, IsRefusedUnderCapture) {

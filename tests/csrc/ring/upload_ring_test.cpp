@@ -169,6 +169,19 @@ TEST_F(UploadRingTest, WithoutMoreMemoryItWaitsForWhatItHas) {
   EXPECT_TRUE(runtime_.violations().empty());
 }
 
+TEST_F(UploadRingTest, AtTheLimitOfThePoolASlotTakesWhatItNeeds) {
+  pool_.set_limit(std::size_t{64} << 10);
+  for (const std::size_t nbytes : {100UL, 5000UL, 65'536UL, 100UL, 65'536UL}) {
+    const Slot slot = ring_.reserve(nbytes);
+    std::memset(slot.data(), 1, nbytes);
+    ring_.abandon(slot);
+  }
+  // An idle segment is given up for a block of its own, too.
+  ring_.abandon(ring_.reserve_block(65'536));
+  ring_.abandon(ring_.reserve(65'536));
+  EXPECT_THROW(ring_.reserve(65'537), OutOfMemory);
+}
+
 TEST_F(UploadRingTest, FollowsWhatIsInFlight) {
   runtime_.set_eager(true);
   for (int i = 0; i < 100; ++i) copy(256);
