@@ -28,10 +28,12 @@ def cuda_available() -> bool:
 
 
 def pytest_configure() -> None:
-    # Whoever is started in the background by a shell ignores Ctrl-C, and so would what the tests
-    # interrupt.
+    # Whoever is started in the background by a shell ignores Ctrl-C, and a hangup if by nohup; and
+    # so would what the tests signal.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
