@@ -39,16 +39,18 @@ class UploadStats:
 
 
 def set_upload_limit(nbytes: int) -> None:
-    """Set how much the snapshots and fills of each stream may have in flight.
+    """Set how much the snapshots and fills of each device may have in flight.
 
     Where a copy would exceed it, it waits for the oldest one on its stream: backpressure
-    instead of unbounded pinned memory. A copy that is larger than half the limit may be in
-    flight twice.
+    instead of unbounded pinned memory. A stalled stream holds up no other: each may have 64 KiB
+    in flight, and one copy of any size, whatever the others have. A copy that is larger than
+    half the limit may be in flight twice.
 
     Parameters
     ----------
     nbytes
-        In bytes, for each stream; 64 MiB by default, 256 KiB at least.
+        In bytes, for each device, all of its streams together; 64 MiB by default, 256 KiB at
+        least.
 
     Raises
     ------
@@ -60,6 +62,8 @@ def set_upload_limit(nbytes: int) -> None:
 
 def upload_stats(device: torch.device | str | int = "cuda") -> UploadStats:
     """Return figures about the upload rings of a device, summed over its streams.
+
+    Asks the runtime which copies are complete; waits for nothing.
 
     Parameters
     ----------

@@ -29,6 +29,7 @@ std::size_t segment_size(std::size_t nbytes) {
 }  // namespace
 
 UploadRing::~UploadRing() {
+  budget_.give_back(counted_);
   for (std::unique_ptr<Segment>& segment : segments_) {
     std::vector<Event> gates;
     bool known = true;
@@ -53,13 +54,14 @@ UploadRing::Slot UploadRing::reserve(std::size_t nbytes, Tag tag) {
   if (nbytes > kMaxSlotNbytes) return reserve_block(nbytes, tag);
   nbytes = align_up(nbytes);
   Slot slot;
+  bool settled = false;
   Lock lock(mutex_);
   while (!claim(nbytes, tag, &slot)) {
     // Room for many copies first: it costs pinned memory once, and then few queries.
     const std::size_t roomy = segment_size(kCopiesPerTurn * nbytes);
     const bool small = segments_.empty() || segments_.back()->capacity() < roomy;
     if (small && grow(lock, std::min(roomy, room(nbytes)))) continue;
-    if (reclaim(lock)) continue;
+    if (reclaim(lock) || settle_others(lock, nbytes, &settled)) continue;
     if (!make_room(lock, nbytes, &slot)) take_the_least(lock, nbytes);
   }
   return slot;
@@ -96,9 +98,11 @@ PinnedBlock UploadRing::allocate(std::size_t nbytes) {
 UploadRing::Slot UploadRing::reserve_block(std::size_t nbytes, Tag tag) {
   STAGING_EXPECTS(nbytes > 0, "nbytes must be > 0");
   Slot slot;
+  bool settled = false;
   Lock lock(mutex_);
   while (room(nbytes) < nbytes) {
-    if (!reclaim(lock) && !wait_for_oldest(lock, &slot)) break;
+    if (reclaim(lock) || settle_others(lock, nbytes, &settled)) continue;
+    if (!wait_for_oldest(lock, &slot)) break;
   }
   lock.unlock();
   auto block = std::make_shared<PinnedBlock>(allocate(nbytes));
@@ -123,6 +127,10 @@ void UploadRing::commit(const Slot& slot, Event event) {
   entry.event = std::move(event);
   entry.state = State::kInFlight;
   entry.committed = ++clock_;
+  if (slot.block_ != nullptr) {
+    counted_ += entry.end;
+    budget_.add(entry.end);
+  }
 }
 
 void UploadRing::abandon(const Slot& slot) {
@@ -149,6 +157,16 @@ UploadRingStats UploadRing::stats() const {
   stats.waits = waits_;
   stats.waited_us = waited_us_;
   return stats;
+}
+
+UploadRingStats UploadRing::settled_stats() {
+  try {
+    Lock lock(mutex_);
+    while (reclaim(lock)) {
+    }
+  } catch (const Error&) {
+  }
+  return stats();
 }
 
 std::size_t UploadRing::count_in_flight(Tag tag) {
@@ -181,9 +199,17 @@ bool UploadRing::claim(std::size_t nbytes, Tag tag, Slot* slot) {
   const std::size_t offset = static_cast<std::size_t>(start % capacity);
   if (offset + nbytes > capacity) start += capacity - offset;  // a slot is contiguous
   if (start + nbytes - segment.tail > capacity) return false;
-  // The memory may be there from the time of a higher limit.
-  if (limited() + nbytes > limit_for(nbytes)) return false;
-  segment.entries.push_back({.end = start + nbytes, .reserved = ++clock_, .tag = tag});
+  // With what is left out at the end of the segment. Memory that is there may be from the time of a
+  // higher limit.
+  const std::size_t taken = static_cast<std::size_t>(start + nbytes - segment.head);
+  if (!budget_.take(counted_, taken)) return false;
+  try {
+    segment.entries.push_back({.end = start + nbytes, .reserved = ++clock_, .tag = tag});
+  } catch (...) {
+    budget_.give_back(taken);
+    throw;
+  }
+  counted_ += taken;
   segment.head = start + nbytes;
   slot->data_ = segment.memory.bytes() + start % capacity;
   slot->segment_ = &segment;
@@ -227,6 +253,9 @@ void UploadRing::release_complete() {
   std::erase_if(segments_, [&](const std::unique_ptr<Segment>& segment) {
     return segment->entries.empty() && segment.get() != current;
   });
+  const std::size_t now = limited();
+  budget_.give_back(counted_ - now);
+  counted_ = now;
 }
 
 std::size_t UploadRing::in_flight() const noexcept {
@@ -254,7 +283,6 @@ std::size_t UploadRing::limited() const noexcept {
 
 // How much more may be given to copies now, the one at hand being of `nbytes`.
 std::size_t UploadRing::room(std::size_t nbytes) const noexcept {
-  const std::size_t limit = limit_for(nbytes);
   std::size_t kept = 0;
   for (const auto& segment : segments_) {
     // One that holds nothing is given up when a new one comes.
@@ -263,8 +291,19 @@ std::size_t UploadRing::room(std::size_t nbytes) const noexcept {
   for (const Entry& entry : blocks_) {
     if (entry.state == State::kInFlight) kept += entry.end;
   }
-  const std::size_t room = limit > kept ? (limit - kept) & ~(kAlignment - 1) : 0;
-  return room >= nbytes ? room : 0;
+  const std::size_t room = budget_.room(counted_, kept, nbytes);
+  return room >= nbytes ? std::max(nbytes, room & ~(kAlignment - 1)) : 0;
+}
+
+// The budget is used up: once, looks whether the other rings' copies still are in flight. Whether
+// it did.
+bool UploadRing::settle_others(Lock& lock, std::size_t nbytes, bool* settled) {
+  if (*settled || !budget_.held_by_others(counted_, nbytes)) return false;
+  *settled = true;
+  lock.unlock();
+  budget_.settle_others(*this);
+  lock.lock();
+  return true;
 }
 
 // Asks whether the newest copy is complete, then an older one, then the oldest; the first

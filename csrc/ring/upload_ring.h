@@ -17,8 +17,8 @@
 //     So one query settles many slots.
 //   * A slot that was committed without an event is settled by a later one's. (Its block, if
 //     it has one of its own, is never used again.)
-//   * What is in flight never exceeds max(limit, two of the copy at hand): the ring grows up
-//     to that and then waits for its oldest slot (backpressure). It never wraps onto one.
+//   * What is in flight stays within the device's budget (upload_budget.h): the ring grows up to
+//     that and then waits for its oldest slot (backpressure). It never wraps onto one.
 //   * A segment that has drained returns to the pool, unless it is the current one. So what
 //     stays pinned follows what is in flight, down to one segment.
 #pragma once
@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "memory/pinned_pool.h"
+#include "ring/upload_budget.h"
 #include "stream/event_pool.h"
 
 namespace staging {
@@ -52,8 +53,6 @@ class UploadRing {
   static constexpr std::size_t kMaxSegmentNbytes = std::size_t{2} << 20;
   // A larger slot is a block of its own.
   static constexpr std::size_t kMaxSlotNbytes = kMaxSegmentNbytes / 8;
-  static constexpr std::size_t kDefaultLimitNbytes = std::size_t{64} << 20;
-  static constexpr std::size_t kMinLimitNbytes = kFirstSegmentNbytes;
 
   class Slot {
    public:
@@ -77,16 +76,15 @@ class UploadRing {
   // Whose slot it is, for counting. Only compared; 0 is nobody's.
   using Tag = std::uint64_t;
 
-  UploadRing(EventPool& events, PinnedPool& pool, StreamRef stream,
-             std::size_t limit_nbytes = kDefaultLimitNbytes) noexcept
-      : events_(events), pool_(pool), stream_(stream), limit_nbytes_(limit_nbytes) {}
+  UploadRing(EventPool& events, PinnedPool& pool, StreamRef stream, UploadBudget& budget) noexcept
+      : events_(events), pool_(pool), stream_(stream), budget_(budget) {}
   UploadRing(const UploadRing&) = delete;  // slots point into it
   UploadRing& operator=(const UploadRing&) = delete;
   // Waits for nothing: the pool keeps memory that is still in flight until it is not.
   ~UploadRing();
 
-  // Claims `nbytes` (> 0). Waits only where the limit is reached, then for the oldest copy;
-  // throws Interrupted out of that wait, OutOfMemory or DeviceError with nothing claimed.
+  // Claims `nbytes` (> 0). Waits only where the budget is used up, then for this ring's oldest
+  // copy; throws Interrupted out of that wait, OutOfMemory or DeviceError with nothing claimed.
   // Call without the GIL.
   Slot reserve(std::size_t nbytes, Tag tag = 0);
   // The same with a block of its own, which may stay reserved for as long as the caller
@@ -101,12 +99,9 @@ class UploadRing {
 
   // Returns what no copy in flight uses to the pool; the number of bytes.
   std::size_t trim();
-  // What may be in flight, at least kMinLimitNbytes.
-  void set_limit(std::size_t nbytes) noexcept {
-    limit_nbytes_.store(std::max(nbytes, kMinLimitNbytes), std::memory_order_relaxed);
-  }
-  std::size_t limit() const noexcept { return limit_nbytes_.load(std::memory_order_relaxed); }
   UploadRingStats stats() const;
+  // The same, having asked the runtime what is complete. What that cannot tell counts as in flight.
+  UploadRingStats settled_stats();
   // Asks the runtime first, so that what is complete does not count: slots with this tag.
   std::size_t count_in_flight(Tag tag);
   StreamRef stream() const noexcept { return stream_; }
@@ -153,7 +148,6 @@ class UploadRing {
   std::size_t in_flight() const noexcept;
   std::size_t capacity() const noexcept;
   std::size_t limited() const noexcept;
-  std::size_t limit_for(std::size_t nbytes) const noexcept { return std::max(limit(), 2 * nbytes); }
   std::size_t room(std::size_t nbytes) const noexcept;
   template <typename Self, typename Visit>
   static void for_each_entry(Self& self, Visit visit);
@@ -164,6 +158,7 @@ class UploadRing {
   bool reclaim(Lock& lock);
   bool query(Lock& lock, const Probe& probe);
   bool grow(Lock& lock, std::size_t capacity);
+  bool settle_others(Lock& lock, std::size_t nbytes, bool* settled);
   bool wait_for_oldest(Lock& lock, Slot* slot);
   // Without it.
   PinnedBlock allocate(std::size_t nbytes);
@@ -171,12 +166,13 @@ class UploadRing {
   EventPool& events_;
   PinnedPool& pool_;
   const StreamRef stream_;
-  std::atomic<std::size_t> limit_nbytes_;
+  UploadBudget& budget_;
 
   mutable std::mutex mutex_;
   // The last one is current; those before it drain. All below is guarded by mutex_.
   std::vector<std::unique_ptr<Segment>> segments_;
   std::deque<Entry> blocks_;  // slots of their own, in the order of reservation
+  std::size_t counted_ = 0;   // what the budget knows of: limited()
   std::uint64_t clock_ = 0;
   std::uint64_t waits_ = 0;
   std::uint64_t waited_us_ = 0;

@@ -12,7 +12,7 @@ namespace staging {
 
 namespace {
 
-std::atomic<std::size_t> ring_limit_nbytes{UploadRing::kDefaultLimitNbytes};
+std::atomic<std::size_t> ring_limit_nbytes{UploadBudget::kDefaultLimitNbytes};
 
 }  // namespace
 
@@ -39,10 +39,15 @@ DeviceContext::DeviceContext(Runtime& runtime, int device)
       events_(runtime, device),
       own_pool_(std::make_unique<PinnedPool>(runtime)),
       pool_(*own_pool_),
-      notifier_(runtime, device) {}
+      notifier_(runtime, device),
+      budget_(ring_limit_nbytes.load(), [this](const UploadRing& ring) { settle_rings(&ring); }) {}
 
 DeviceContext::DeviceContext(Runtime& runtime, int device, PinnedPool& pool)
-    : runtime_(runtime), events_(runtime, device), pool_(pool), notifier_(runtime, device) {}
+    : runtime_(runtime),
+      events_(runtime, device),
+      pool_(pool),
+      notifier_(runtime, device),
+      budget_(ring_limit_nbytes.load(), [this](const UploadRing& ring) { settle_rings(&ring); }) {}
 
 DeviceContext& DeviceContext::of(int device) {
   Runtime& runtime = Runtime::get();
@@ -54,10 +59,8 @@ DeviceContext& DeviceContext::of(int device) {
 }
 
 void DeviceContext::set_ring_limits(std::size_t nbytes) {
-  ring_limit_nbytes.store(std::max(nbytes, UploadRing::kMinLimitNbytes));
-  for_each([](DeviceContext& context) {
-    for (const auto& ring : context.rings()) ring->set_limit(ring_limit_nbytes.load());
-  });
+  ring_limit_nbytes.store(std::max(nbytes, UploadBudget::kMinLimitNbytes));
+  for_each([](DeviceContext& context) { context.budget_.set_limit(ring_limit_nbytes.load()); });
 }
 
 std::size_t DeviceContext::ring_limit() {
@@ -66,13 +69,58 @@ std::size_t DeviceContext::ring_limit() {
 
 std::shared_ptr<UploadRing> DeviceContext::ring(StreamRef stream) {
   std::shared_ptr<UploadRing> gone;  // dropped without the lock
-  const std::lock_guard<std::mutex> lock(mutex_);
-  std::shared_ptr<UploadRing>& ring = rings_[stream.handle];
-  if (ring == nullptr || !(ring->stream() == stream)) {
-    gone = std::exchange(
-        ring, std::make_shared<UploadRing>(events_, pool_, stream, ring_limit_nbytes.load()));
+  std::shared_ptr<UploadRing> ring;
+  bool many = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::shared_ptr<UploadRing>& known = rings_[stream.handle];
+    if (known == nullptr || !(known->stream() == stream)) {
+      gone = std::exchange(known, std::make_shared<UploadRing>(events_, pool_, stream, budget_));
+      many = rings_.size() >= many_rings_;
+      if (gone != nullptr) count_dropped(*gone);
+    }
+    ring = known;
   }
+  if (many) drop_idle_rings();
   return ring;
+}
+
+void DeviceContext::count_dropped(const UploadRing& ring) {
+  const UploadRingStats stats = ring.stats();
+  dropped_.waits += stats.waits;
+  dropped_.waited_us += stats.waited_us;
+}
+
+void DeviceContext::settle_rings(const UploadRing* but) noexcept {
+  try {
+    for (const auto& ring : rings()) {
+      if (ring.get() == but) continue;
+      try {
+        ring->trim();
+      } catch (const Error&) {  // its own next copy reports that
+      }
+    }
+  } catch (const std::bad_alloc&) {  // no memory to look at them
+  }
+}
+
+// Streams of others come and go, and nothing tells when one has gone. So a ring costs nothing once
+// nothing is in flight there: it is made anew for the next copy.
+void DeviceContext::drop_idle_rings() {
+  settle_rings();
+  std::vector<std::shared_ptr<UploadRing>> idle;  // dropped without the lock
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (auto it = rings_.begin(); it != rings_.end();) {
+    // Whoever holds it, an object or a slot, may be about to use it.
+    if (it->second.use_count() == 1 && it->second->stats().in_flight_slots == 0) {
+      count_dropped(*it->second);
+      idle.push_back(std::move(it->second));
+      it = rings_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  many_rings_ = std::max(kFewRings, 2 * rings_.size());
 }
 
 std::vector<std::shared_ptr<UploadRing>> DeviceContext::rings() const {
@@ -125,10 +173,14 @@ std::size_t DeviceContext::trim() {
   return nbytes;
 }
 
-UploadRingStats DeviceContext::ring_stats() const {
+UploadRingStats DeviceContext::ring_stats() {
   UploadRingStats sum;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    sum = dropped_;
+  }
   for (const auto& ring : rings()) {
-    const UploadRingStats stats = ring->stats();
+    const UploadRingStats stats = ring->settled_stats();
     sum.capacity_nbytes += stats.capacity_nbytes;
     sum.in_flight_nbytes += stats.in_flight_nbytes;
     sum.in_flight_slots += stats.in_flight_slots;

@@ -36,7 +36,7 @@ class DeviceContext {
   static void for_each(Visit visit) {
     for (DeviceContext* context : all()) visit(*context);
   }
-  // What the copies of each stream may have in flight, of all devices, from now on.
+  // What the copies of each device's streams may have in flight together, from now on.
   static void set_ring_limits(std::size_t nbytes);
   static std::size_t ring_limit();
 
@@ -53,7 +53,7 @@ class DeviceContext {
   // an event of a capture is of no use outside.
   Event record_fill(StreamRef stream);
   // The ring of a stream, made on first use. It is dropped when its stream is found to be
-  // gone: whoever keeps it, keeps its memory.
+  // gone, and where it was idle when others were made: whoever keeps it, keeps its memory.
   std::shared_ptr<UploadRing> ring(StreamRef stream);
   // The same for a stream of the process's lifetime.
   UploadRing& ring(StreamHandle stream) { return *ring(StreamRef{device(), stream}); }
@@ -64,8 +64,9 @@ class DeviceContext {
   // Whether kernels of this device may use pinned memory by the address that the host has for
   // it. A property of the device; asked once, about `pinned`.
   bool addresses_pinned(const void* pinned);
-  // Sums over the rings.
-  UploadRingStats ring_stats() const;
+  // Sums over the rings, those that were dropped included. Asks the runtime first, so that what is
+  // complete does not count.
+  UploadRingStats ring_stats();
   std::size_t count_in_flight(UploadRing::Tag tag);
 
   // Keeps `owner` alive until `users` are complete. Waits for nothing; what is found done is
@@ -87,7 +88,12 @@ class DeviceContext {
   static std::vector<DeviceContext*> all();
 
   std::vector<std::shared_ptr<UploadRing>> rings() const;
+  // Gives back what the rings, but for one, have of copies that are complete.
+  void settle_rings(const UploadRing* but = nullptr) noexcept;
+  void drop_idle_rings();
+  void count_dropped(const UploadRing& ring);
 
+  static constexpr std::size_t kFewRings = 8;
   enum class Addressing : std::uint8_t { kUnknown, kSame, kOther };
   struct Retained {
     std::shared_ptr<void> owner;
@@ -103,10 +109,14 @@ class DeviceContext {
   std::unique_ptr<PinnedPool> own_pool_;
   PinnedPool& pool_;
   EventNotifier notifier_;
+  UploadBudget budget_;  // before the rings
   std::atomic<Addressing> pinned_addressing_{Addressing::kUnknown};
   mutable std::mutex mutex_;
   // By handle; each for the latest stream that had it. Guarded by mutex_.
   std::unordered_map<StreamHandle, std::shared_ptr<UploadRing>> rings_;
+  // At so many rings idle ones are looked for: twice what was left the last time.
+  std::size_t many_rings_ = kFewRings;          // guarded by mutex_
+  UploadRingStats dropped_;                     // waits of dropped rings; guarded by mutex_
   std::deque<Retained> retained_;               // guarded by mutex_
   std::vector<std::shared_ptr<void>> forever_;  // guarded by mutex_
 };

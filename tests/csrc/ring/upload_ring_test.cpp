@@ -24,7 +24,8 @@ class UploadRingTest : public ::testing::Test {
   EventPool events_{runtime_, 0};
   PinnedPool pool_{runtime_};
   StreamHandle stream_ = runtime_.create_stream(0);
-  UploadRing ring_{events_, pool_, {0, stream_}, kLimit};
+  UploadBudget budget_{kLimit};
+  UploadRing ring_{events_, pool_, {0, stream_}, budget_};
   void* device_ = runtime_.allocate_device(0, kDeviceNbytes);
 
   // One copy through the ring; the slot's bytes are `value`.
@@ -78,11 +79,11 @@ TEST_F(UploadRingTest, ALoweredLimitHoldsForARingThatHasGrown) {
   const std::size_t nbytes = 64 << 10;
   for (int i = 0; i < 40; ++i) copy(nbytes);
   runtime_.run_all();
-  EXPECT_GT(ring_.stats().capacity_nbytes, UploadRing::kMinLimitNbytes);
-  ring_.set_limit(UploadRing::kMinLimitNbytes);
+  EXPECT_GT(ring_.stats().capacity_nbytes, UploadBudget::kMinLimitNbytes);
+  budget_.set_limit(UploadBudget::kMinLimitNbytes);
   for (int i = 0; i < 40; ++i) {
     copy(nbytes, i);
-    EXPECT_LE(ring_.stats().in_flight_nbytes, UploadRing::kMinLimitNbytes);
+    EXPECT_LE(ring_.stats().in_flight_nbytes, UploadBudget::kMinLimitNbytes);
   }
   EXPECT_GT(ring_.stats().waits, 0u);
 }
@@ -250,11 +251,11 @@ TEST_F(UploadRingTest, LargeCopiesInFlightAreLimitedToo) {
 
 TEST_F(UploadRingTest, TheLimitCanBeChanged) {
   runtime_.progress_after_queries(3);
-  ring_.set_limit(8 << 20);
+  budget_.set_limit(8 << 20);
   for (int i = 0; i < 70; ++i) copy(100'000);
   EXPECT_EQ(ring_.stats().waits, 0u);
-  ring_.set_limit(0);
-  EXPECT_EQ(ring_.limit(), UploadRing::kMinLimitNbytes);
+  budget_.set_limit(0);
+  EXPECT_EQ(budget_.limit(), UploadBudget::kMinLimitNbytes);
 }
 
 TEST_F(UploadRingTest, CountsTheSlotsOfATag) {
@@ -278,7 +279,7 @@ TEST_F(UploadRingTest, CountsTheSlotsOfATag) {
 TEST_F(UploadRingTest, ARingThatGoesAwayLeavesItsMemoryToThePoolUntilTheCopiesAreDone) {
   std::byte* data = nullptr;
   {
-    UploadRing ring(events_, pool_, {0, stream_});
+    UploadRing ring(events_, pool_, {0, stream_}, budget_);
     const Slot slot = ring.reserve(1000);
     data = slot.data();
     runtime_.copy_async(0, device_, data, 1000, CopyKind::kHostToDevice, stream_);

@@ -31,6 +31,58 @@ TEST_F(DeviceContextTest, EachStreamHasItsOwnRing) {
   EXPECT_NE(&context_.ring(runtime_.create_stream(0)), &ring);
 }
 
+// Copies `nbytes` through the ring of `stream`; not complete before the runtime is run.
+void copy_through(DeviceContext& context, testing::ScriptedRuntime& runtime, void* device,
+                  StreamHandle stream, std::size_t nbytes) {
+  const std::shared_ptr<UploadRing> ring = context.ring(StreamRef{0, stream});
+  const UploadRing::Slot slot = ring->reserve(nbytes);
+  runtime.copy_async(0, device, slot.data(), 64, CopyKind::kHostToDevice, stream);
+  Event event = context.events().acquire();
+  event.record(stream);
+  ring->commit(slot, event);
+}
+
+TEST_F(DeviceContextTest, StreamsThatCameAndWentCostNothing) {
+  for (int i = 0; i < 1000; ++i) {
+    copy_through(context_, runtime_, device_, runtime_.create_stream(0), 4096);
+    runtime_.run_all();
+  }
+  const UploadRingStats stats = context_.ring_stats();
+  EXPECT_EQ(stats.in_flight_slots, 0u);
+  EXPECT_LE(stats.capacity_nbytes, 16 * UploadRing::kFirstSegmentNbytes);
+  EXPECT_LE(context_.pool().stats().allocated_nbytes, std::size_t{8} << 20);
+  EXPECT_LE(context_.events().created(), 32u);
+}
+
+TEST_F(DeviceContextTest, StreamsInFlightKeepTheirRingsAndTheLimitIsForAllTogether) {
+  for (int i = 0; i < 100; ++i) {
+    for (int copies = 0; copies < 4; ++copies) {
+      copy_through(context_, runtime_, device_, runtime_.create_stream(0), 32 << 10);
+    }
+  }
+  EXPECT_EQ(context_.ring_stats().in_flight_slots, 400u);
+  EXPECT_EQ(context_.ring_stats().waits, 0u);
+  runtime_.run_all();
+  EXPECT_EQ(context_.ring_stats().in_flight_slots, 0u);
+}
+
+TEST_F(DeviceContextTest, AStreamWaitsForItsOwnCopiesAloneWhereAnotherHoldsTheLimit) {
+  const std::size_t limit = DeviceContext::ring_limit();
+  const StreamHandle other = runtime_.create_stream(0);
+  constexpr std::size_t kNbytes = 64 << 10;
+  for (std::size_t nbytes = 0; nbytes < limit; nbytes += kNbytes) {
+    copy_through(context_, runtime_, device_, stream_, kNbytes);
+  }
+  EXPECT_EQ(context_.ring_stats().in_flight_nbytes, limit);
+  // Nothing of the stalled stream runs meanwhile.
+  copy_through(context_, runtime_, device_, other, UploadBudget::kShareNbytes);
+  EXPECT_EQ(context_.ring_stats().waits, 0u);
+  // What it has completed is found out before anybody waits.
+  runtime_.run_all();
+  for (int i = 0; i < 8; ++i) copy_through(context_, runtime_, device_, other, kNbytes);
+  EXPECT_EQ(context_.ring_stats().waits, 0u);
+}
+
 TEST_F(DeviceContextTest, AnOwnerIsHeldUntilItsCopiesAreDone) {
   auto owner = std::make_shared<int>(1);
   const std::weak_ptr<int> watch = owner;
