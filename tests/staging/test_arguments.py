@@ -256,6 +256,7 @@ MADE_INSIDE = {"GroupBuffer", "Fetch", "DigestHandle"}
 # Where another value than that of examples() is valid.
 EXAMPLES_OF = {name: {"device": None} for name in ("pin", "pinned_empty", "pinned_zeros")}
 EXAMPLES_OF["uva_view"] = {"device": "cuda"}
+EXAMPLES_OF["nvtx_ranges"] = {"enabled": True}  # an error of its own where the build has no NVTX
 # Any object is an argument of these.
 ANY_VALUE = {
     ("TensorHasher.update", "values"),
