@@ -202,5 +202,10 @@ def _completions() -> _Completions:
     loop = asyncio.get_running_loop()
     completions = _by_loop.get(loop)
     if completions is None:
+        # A loop that was closed with something pending is kept alive by that, with a descriptor.
+        for reference in _by_loop.keyrefs():
+            other = reference()
+            if other is not None and other.is_closed():
+                _by_loop.pop(other, None)
         completions = _by_loop[loop] = _Completions(loop)
     return completions

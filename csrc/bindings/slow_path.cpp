@@ -53,6 +53,9 @@ void warn_once_per_site(const SlowPath& path) {
   // A code object that died may give its address to another: that costs a warning at most.
   static auto* const seen = new std::set<std::tuple<PyCodeObject*, int, const SlowPath*>>();
   const Site site = find_site();
+  // A program that compiles code all the time has new lines all the time.
+  constexpr std::size_t kMostSites = 10'000;
+  if (seen->size() >= kMostSites) seen->clear();
   if (!seen->emplace(site.code, site.line, &path).second) return;
   try {
     warn(slow_path_category, describe(path), site.level);

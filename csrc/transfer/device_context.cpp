@@ -14,6 +14,10 @@ namespace {
 
 std::atomic<std::size_t> ring_limit_nbytes{UploadBudget::kDefaultLimitNbytes};
 
+// How many retained owners a call looks at: a few, so that what is done drains faster than it
+// comes.
+constexpr std::size_t kGlances = 4;
+
 }  // namespace
 
 // Both are leaked: static destructors would run after the driver's teardown.
@@ -201,8 +205,6 @@ void DeviceContext::retain(std::shared_ptr<void> owner, EventFrontier users) {
     const std::lock_guard<std::mutex> lock(mutex_);
     retained_.push_back({std::move(owner), std::move(users)});
   }
-  // A few, so that what is done drains faster than it comes.
-  constexpr std::size_t kGlances = 4;
   reap(kGlances);
 }
 
@@ -212,6 +214,7 @@ void DeviceContext::retain_forever(std::shared_ptr<void> owner) {
 }
 
 void DeviceContext::retain_in_graph(StreamRef stream, std::shared_ptr<void> owner) {
+  reap(kGlances);  // what graphs that are gone have left here
   auto owned = std::make_unique<GraphOwned>(GraphOwned{this, std::move(owner)});
   // On failure the runtime has called it already.
   runtime_.retain_in_capture(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -227,6 +228,33 @@ def test_a_stalled_stream_does_not_hold_up_the_await_of_another():
 
 async def _await(fetch):
     return await fetch
+
+
+@pytest.mark.sim
+@pytest.mark.cuda
+def test_loops_that_were_closed_with_something_pending_leave_no_descriptor():
+    buffer = make(16)
+    stream = torch.cuda.Stream()
+
+    async def leave():
+        task = asyncio.ensure_future(_await(buffer.fetch(stream=stream)))
+        await asyncio.sleep(0)
+        assert not task.done()
+        task._log_destroy_pending = False  # it is what this is about
+
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    with sim.policy("lazy"), sim.hold(stream.cuda_stream):
+        for _ in range(200):
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(leave())
+            loop.close()
+    sim.run_all()  # until then a queue's descriptor is kept for its callback
+    assert asyncio.run(_await(buffer.fetch())).shape == (16,)
+    gc.collect()
+    assert descriptors() <= before + 8
 
 
 @pytest.mark.sim

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "support/scripted_runtime.h"
 
 namespace staging {
@@ -106,6 +109,20 @@ TEST_F(DeviceContextTest, AGraphHoldsItsOwnersAndReleasesThemAtTheNextReap) {
   EXPECT_FALSE(watch.expired());
   context_.reap();
   EXPECT_TRUE(watch.expired());
+}
+
+TEST_F(DeviceContextTest, AThousandGraphsThatAreGoneLeaveNoOwnersButAFew) {
+  std::vector<std::weak_ptr<int>> owners;
+  for (int i = 0; i < 1000; ++i) {
+    auto owner = std::make_shared<int>(i);
+    owners.push_back(owner);
+    runtime_.begin_capture(0, stream_);
+    context_.retain_in_graph({0, stream_}, std::move(owner));
+    runtime_.destroy_graph(runtime_.end_capture(0, stream_));
+  }
+  const auto held = std::count_if(owners.begin(), owners.end(),
+                                  [](const auto& owner) { return !owner.expired(); });
+  EXPECT_LE(held, 4);
 }
 
 TEST_F(DeviceContextTest, TrimLeavesNoIdleMemoryAndNoIdleEvent) {

@@ -38,7 +38,10 @@ CALLS = {
     "socket.socketpair": errno.EMFILE,
     "socket.send_fds": errno.ENOBUFS,
     "signal.pidfd_send_signal": errno.ENOMEM,
-    "subprocess._fork_exec": errno.EAGAIN,
+    # What subprocess calls, under its name there.
+    "subprocess._fork_exec"
+    if hasattr(subprocess, "_fork_exec")
+    else "_posixsubprocess.fork_exec": errno.EAGAIN,
     "threading._start_new_thread": errno.EAGAIN,
 }
 
