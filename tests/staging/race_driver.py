@@ -8,7 +8,8 @@ be what the model has.
 
 The driver keeps the rules that the buffers leave to their callers: a view that was taken
 early is written only while nothing but snapshots is in flight; whoever else reads the device
-array is put in order with streams and events; a refill comes before a replay.
+array is put in order with streams and events, and known to its allocator (``record_stream``); a
+refill comes before a replay.
 """
 
 from __future__ import annotations
@@ -278,11 +279,17 @@ class Driver:
         reader = self.streams[int(rng.integers(len(self.streams)))]
         reader.wait_stream(subject.stream or self.streams[0])
         with torch.cuda.stream(reader):
-            seen = subject.buffer.gpu.clone()
+            seen = self._clone(subject.buffer.gpu, reader)
             subject.readers.append(reader.record_event())
         self._add(
             Pending(lambda: self._to_host(seen, reader), subject.device.copy(), f"device {index}")
         )
+
+    @staticmethod
+    def _clone(tensor: torch.Tensor, stream: Any) -> torch.Tensor:
+        """On the current stream; what it reads may be dropped before that has run."""
+        tensor.record_stream(stream)
+        return tensor.clone()
 
     @staticmethod
     def _to_host(seen: torch.Tensor, stream: Any) -> np.ndarray:
@@ -449,6 +456,10 @@ class Driver:
     def _apply(self, index: int, rng: np.random.Generator) -> None:
         stream = self.streams[int(rng.integers(len(self.streams)))]
         tables = self.tables if rng.integers(2) else [self.tables[index]]
+        if not any(getattr(table.rows, "pending", True) for table in tables):
+            # Enqueues nothing: what comes after the readers of then is not put behind this stream.
+            self._on(stream, self.apply_rows, [table.rows for table in tables])
+            return
         for table in tables:
             self._wait_for_readers(table, stream)
             table.device[...] = table.staged
@@ -459,7 +470,7 @@ class Driver:
         reader = self.streams[int(rng.integers(len(self.streams)))]
         reader.wait_stream(table.stream or self.streams[0])
         with torch.cuda.stream(reader):
-            seen = table.rows.gpu.clone()
+            seen = self._clone(table.rows.gpu, reader)
             table.readers.append(reader.record_event())
         self._add(
             Pending(lambda: self._to_host(seen, reader), table.device.copy(), f"table {index}")

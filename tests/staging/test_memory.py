@@ -257,8 +257,10 @@ def test_the_figures_add_up():
     stats = memory.pinned_stats()
     assert stats.count == before.count
     assert stats.allocated == stats_sum(stats)
-    assert memory.pinned_trim() == stats.cached
-    assert memory.pinned_stats().cached == 0
+    trimmed = memory.pinned_trim()
+    left = memory.pinned_stats()
+    assert trimmed == stats.cached - left.cached
+    assert left.cached == 0 or left.in_use > 0  # a region stays with the live tensors in it
 
 
 @over_cuda
