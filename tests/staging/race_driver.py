@@ -381,7 +381,7 @@ class Driver:
             # All of it, so that the model need not know what the slot held before.
             subject.buffer.refill()
             subject.graph.replay()
-            seen = subject.graph_out.clone()
+            seen = self._clone(subject.graph_out, stream)
         for other in self.streams:  # the next replay, on whatever stream, writes `out` again
             other.wait_stream(stream)
         subject.device[...] = subject.host
